@@ -5,7 +5,7 @@
 The rule: a run is never above its plan, and below it by at most 1 % on a GPU, on a CPU by at most 3 % or 32 MiB,
 whichever is more. On a CPU the peak is what `/usr/bin/time` prints (a child of this script would count the memory of
 Python as its own); on a GPU it is the highest `memory.used` that `nvidia-smi` shows during the run, less what it showed
-before. Runs of the set `fit` were used to choose the numbers of `Overhead` (`smidgen-compile/src/context.rs`), those of
+before. Runs of the set `fit` were used to choose the numbers of `Overhead` (`smidgen-compile/src/device/context.rs`), those of
 the set `validation` were not: a validation run that breaks the rule asks for a better model or a wider margin, not for
 another number.
 Models are made up by `smidgen bench --write-model` from small configs of every family, data by a counter; GGUF files are

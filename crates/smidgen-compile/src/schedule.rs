@@ -43,7 +43,7 @@ impl Schedule {
 
 /// Where a value is stored.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct InBuffer {
     buffer: Option<BufferId>,
     first_byte: usize,
     stride: Option<usize>,
@@ -74,7 +74,7 @@ pub fn plan_lifetimes(
     };
     let used = used_leaves(&graph);
     let touches = touches_of_leaves(&graph);
-    let mut places = vec![Place::default(); graph.values.len()];
+    let mut places = vec![InBuffer::default(); graph.values.len()];
     for (index, value) in graph.values.iter().enumerate() {
         let id = ValueId(index as u32);
         match &value.role {
@@ -104,7 +104,7 @@ pub fn plan_lifetimes(
         let element = graph.value(place.host).ty.storage.plain().map_or(0, DType::bytes);
         let stride = host.stride.expect("a host has room");
         let first_byte = (place.first_row * stride + place.first_column) * element;
-        places[guest.index()] = Place { first_byte, ..host };
+        places[guest.index()] = InBuffer { first_byte, ..host };
     }
     let target = Target { device: request.device, precision: request.precision, threads: request.threads };
     for (entry, nodes) in std::mem::take(&mut graph.entries) {
@@ -185,9 +185,9 @@ pub fn plan_lifetimes(
             place.first_byte += slice.first_row * stride * dtype.bytes();
         }
     }
-    let planned = |(value, place): (Value, Place)| {
+    let planned = |(value, place): (Value, InBuffer)| {
         let Value { name, ty, role, .. } = value;
-        let Place { buffer, first_byte, stride } = place;
+        let InBuffer { buffer, first_byte, stride } = place;
         PlannedValue { name, ty, role, buffer, first_byte, stride }
     };
     plan.values = graph.values.into_iter().zip(places).map(planned).collect();

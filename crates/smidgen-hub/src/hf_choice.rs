@@ -12,7 +12,7 @@ use smidgen_recipe::HfName;
 
 /// The files of a model.
 #[derive(Debug)]
-pub struct Choice<'a> {
+pub struct ModelFiles<'a> {
     /// Everything but weights.
     pub small: Vec<&'a RemoteFile>,
     pub weights: Weights<'a>,
@@ -25,12 +25,12 @@ pub enum Weights<'a> {
     Sharded(&'a RemoteFile),
 }
 
-pub fn choose_files<'a>(name: &HfName, files: &'a [RemoteFile]) -> Result<Choice<'a>, HubError> {
+pub fn choose_files<'a>(name: &HfName, files: &'a [RemoteFile]) -> Result<ModelFiles<'a>, HubError> {
     let find = |wanted: &str| files.iter().find(|file| file.name == wanted);
     let weights = find(SINGLE_FILE).map(Weights::Single).or_else(|| find(INDEX_FILE).map(Weights::Sharded));
     match (find("config.json"), weights) {
         (Some(_), Some(weights)) => {
-            Ok(Choice { small: files.iter().filter(|file| is_small(&file.name)).collect(), weights })
+            Ok(ModelFiles { small: files.iter().filter(|file| is_small(&file.name)).collect(), weights })
         }
         (config, _) => Err(no_model(name, files, config.is_some())),
     }

@@ -24,16 +24,16 @@ pub fn expect_sound(stage: &str, findings: &[String]) {
 
 /// A node or a step; it becomes text only in a finding.
 #[derive(Clone, Copy)]
-struct Place {
+struct Position {
     entry: Entry,
     kind: &'static str,
     index: usize,
     op: &'static str,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { entry, kind, index, op } = self;
+        let Position { entry, kind, index, op } = self;
         write!(f, "{entry} {kind} {index} ({op})")
     }
 }
@@ -47,7 +47,7 @@ pub fn graph(graph: &Graph) -> Vec<String> {
         let mut defined = Defined::default();
         let mut fetched = ValueSet::default();
         for (index, node) in nodes.iter().enumerate() {
-            let place = Place { entry: *entry, kind: "node", index, op: node.op.name() };
+            let place = Position { entry: *entry, kind: "node", index, op: node.op.name() };
             check_node(graph, node, place, &defined, &fetched, &mut findings);
             if node.op.has(Property::CopiesLeaf) {
                 fetched.extend(&node.outputs);
@@ -170,7 +170,7 @@ fn check_slice(leaf: &Value, slice: &Value, first_row: usize, findings: &mut Vec
 fn check_node(
     graph: &Graph,
     node: &Node,
-    place: Place,
+    place: Position,
     defined: &Defined,
     fetched: &ValueSet,
     findings: &mut Vec<String>,
@@ -227,7 +227,7 @@ fn check_node(
 }
 
 /// Operands must be on the device, except those of transfers and inputs that an operation can read offloaded.
-fn check_spaces(graph: &Graph, node: &Node, place: Place, findings: &mut Vec<String>) {
+fn check_spaces(graph: &Graph, node: &Node, place: Position, findings: &mut Vec<String>) {
     let stows = node.op.route() == Some(Route::FromDevice);
     let writes_offloaded = stows || node.op.runs_on_host();
     let inputs = node.inputs.iter().enumerate().map(|(index, id)| (*id, node.op.reads_offloaded(index)));
@@ -259,7 +259,7 @@ pub fn plan(plan: &Plan) -> Vec<String> {
     for entry in &plan.entries {
         let mut defined = Defined::default();
         for (index, step) in entry.steps.iter().enumerate() {
-            let place = Place { entry: entry.entry, kind: "step", index, op: step.op.name() };
+            let place = Position { entry: entry.entry, kind: "step", index, op: step.op.name() };
             check_step(plan, step, place, &mut defined, &mut findings);
         }
         check_transfers(plan, &entry.steps, &mut findings);
@@ -336,7 +336,7 @@ fn check_overlaps(plan: &Plan, findings: &mut Vec<String>) {
     }
 }
 
-fn check_step(plan: &Plan, step: &Step, place: Place, defined: &mut Defined, findings: &mut Vec<String>) {
+fn check_step(plan: &Plan, step: &Step, place: Position, defined: &mut Defined, findings: &mut Vec<String>) {
     for id in step.inputs.iter().chain(&step.outputs).chain(&step.updates) {
         let value = plan.value(*id);
         let Some(buffer) = value.buffer else {
@@ -427,14 +427,14 @@ fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
     }
 }
 
-fn check_alive(plan: &Plan, id: BufferId, place: Place, findings: &mut Vec<String>) {
+fn check_alive(plan: &Plan, id: BufferId, place: Position, findings: &mut Vec<String>) {
     if !plan.buffer(id).lifetime.covers(place.entry, place.index) {
         findings.push(format!("{place}: buffer {} is used outside its lifetime", id.0));
     }
 }
 
 /// An output shares a buffer with an input only where the op table allows it, and never with another output.
-fn check_aliases(plan: &Plan, step: &Step, place: Place, findings: &mut Vec<String>) {
+fn check_aliases(plan: &Plan, step: &Step, place: Position, findings: &mut Vec<String>) {
     let buffer = |id: &ValueId| plan.value(*id).buffer;
     for (o, output) in step.outputs.iter().enumerate() {
         for (i, input) in step.inputs.iter().enumerate() {

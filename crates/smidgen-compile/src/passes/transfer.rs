@@ -5,7 +5,7 @@
 
 use smidgen_ir::{Graph, Node, Op, Phase, Rank, Shard, ValueId};
 
-type Place = (Phase, Option<usize>);
+type NodePlace = (Phase, Option<usize>);
 
 /// Copies an offloaded or carried value to the device. The copy has the name of the value and `suffix`.
 pub fn fetch(
@@ -13,7 +13,7 @@ pub fn fetch(
     nodes: &mut Vec<Node>,
     value: ValueId,
     suffix: &str,
-    place: Place,
+    place: NodePlace,
 ) -> ValueId {
     let name = graph.name_from(value, |name| format!("{name} {suffix}"));
     fetch_as(graph, nodes, value, name, place)
@@ -25,7 +25,7 @@ pub fn fetch_as(
     nodes: &mut Vec<Node>,
     value: ValueId,
     name: String,
-    place: Place,
+    place: NodePlace,
 ) -> ValueId {
     graph.emit(nodes, Op::Fetch, vec![value], vec![], &[name], place)[0]
 }
@@ -36,24 +36,24 @@ pub fn stow_new(
     nodes: &mut Vec<Node>,
     value: ValueId,
     suffix: &str,
-    place: Place,
+    place: NodePlace,
 ) -> ValueId {
     let name = graph.name_from(value, |name| format!("{name} {suffix}"));
     graph.emit(nodes, Op::Stow, vec![value], vec![], &[name], place)[0]
 }
 
 /// Copies a value over an offloaded or carried one.
-pub fn stow(graph: &mut Graph, nodes: &mut Vec<Node>, value: ValueId, target: ValueId, place: Place) {
+pub fn stow(graph: &mut Graph, nodes: &mut Vec<Node>, value: ValueId, target: ValueId, place: NodePlace) {
     graph.emit(nodes, Op::Stow, vec![value], vec![target], &[], place);
 }
 
 /// Waits until a value is copied or scattered to another. Then its memory is free.
-pub fn settle(graph: &mut Graph, nodes: &mut Vec<Node>, value: ValueId, target: ValueId, place: Place) {
+pub fn settle(graph: &mut Graph, nodes: &mut Vec<Node>, value: ValueId, target: ValueId, place: NodePlace) {
     graph.emit(nodes, Op::Stowed, vec![value, target], vec![], &[], place);
 }
 
 /// Sets a value to zero.
-pub fn clear(graph: &mut Graph, nodes: &mut Vec<Node>, value: ValueId, place: Place) {
+pub fn clear(graph: &mut Graph, nodes: &mut Vec<Node>, value: ValueId, place: NodePlace) {
     graph.emit(nodes, Op::Zero, vec![], vec![value], &[], place);
 }
 
@@ -63,7 +63,7 @@ pub fn sum_over_ranks(
     nodes: &mut Vec<Node>,
     values: Vec<ValueId>,
     rank: Rank,
-    place: Place,
+    place: NodePlace,
 ) {
     graph.emit(nodes, Op::AllReduce(rank), vec![], values, &[], place);
 }
@@ -75,7 +75,7 @@ pub fn scatter_over_ranks(
     values: Vec<ValueId>,
     parts: Vec<ValueId>,
     rank: Rank,
-    place: Place,
+    place: NodePlace,
 ) {
     graph.emit(nodes, Op::ReduceScatter(rank), values, parts, &[], place);
 }
@@ -87,7 +87,7 @@ pub fn gather(
     divided: Vec<ValueId>,
     name: String,
     shard: Shard,
-    place: Place,
+    place: NodePlace,
 ) -> ValueId {
     graph.emit(nodes, Op::AllGather(shard), divided, vec![], &[name], place)[0]
 }
@@ -98,7 +98,7 @@ pub fn gather_changes(
     nodes: &mut Vec<Node>,
     values: Vec<ValueId>,
     shard: Shard,
-    place: Place,
+    place: NodePlace,
 ) {
     graph.emit(nodes, Op::AllGather(shard), vec![], values, &[], place);
 }
@@ -109,7 +109,7 @@ pub fn sum_squares(
     nodes: &mut Vec<Node>,
     values: Vec<ValueId>,
     sum: ValueId,
-    place: Place,
+    place: NodePlace,
 ) {
     graph.emit(nodes, Op::SquaredNorm, values, vec![sum], &[], place);
 }

@@ -32,7 +32,7 @@ const MARK: &str = "limit: ";
 pub(super) fn check_tokenizer(json: &[u8]) -> Result<(), String> {
     let mut found = Found::default();
     let mut reader = serde_json::Deserializer::from_slice(json);
-    if let Err(error) = (Walk { place: Place::File, found: &mut found }).deserialize(&mut reader) {
+    if let Err(error) = (Walk { place: Section::File, found: &mut found }).deserialize(&mut reader) {
         let message = error.to_string();
         // The library reports everything else.
         return match message.split_once(MARK) {
@@ -74,7 +74,7 @@ struct Found<'de> {
 
 /// A place in the file that is checked. A vocabulary is a map whose keys are tokens, or a list of entries.
 #[derive(Clone, Copy)]
-enum Place {
+enum Section {
     File,
     Model,
     Vocabulary,
@@ -87,23 +87,23 @@ enum Place {
 
 /// Reads the value at a place without keeping it.
 struct Walk<'w, 'de> {
-    place: Place,
+    place: Section,
     found: &'w mut Found<'de>,
 }
 
 impl<'de> Walk<'_, 'de> {
-    fn to(&mut self, place: Place) -> Walk<'_, 'de> {
+    fn to(&mut self, place: Section) -> Walk<'_, 'de> {
         Walk { place, found: self.found }
     }
 
     /// The place of a value by its key, if it is checked.
-    fn inside(&self, key: &str) -> Option<Place> {
+    fn inside(&self, key: &str) -> Option<Section> {
         match (self.place, key) {
-            (Place::File, "model") => Some(Place::Model),
-            (Place::File, "added_tokens") => Some(Place::AddedTokens),
-            (Place::Model, "vocab") => Some(Place::Vocabulary),
-            (Place::Model, "continuing_subword_prefix" | "end_of_word_suffix") => Some(Place::Affix),
-            (Place::Entry(is_added), "content") => Some(Place::Token(is_added)),
+            (Section::File, "model") => Some(Section::Model),
+            (Section::File, "added_tokens") => Some(Section::AddedTokens),
+            (Section::Model, "vocab") => Some(Section::Vocabulary),
+            (Section::Model, "continuing_subword_prefix" | "end_of_word_suffix") => Some(Section::Affix),
+            (Section::Entry(is_added), "content") => Some(Section::Token(is_added)),
             _ => None,
         }
     }
@@ -111,17 +111,17 @@ impl<'de> Walk<'_, 'de> {
     fn count<E: Error>(&mut self, text: &str) -> Result<(), E> {
         let bytes = text.len();
         match self.place {
-            Place::Affix if bytes > MOST_AFFIX_BYTES => Err(E::custom(format!(
+            Section::Affix if bytes > MOST_AFFIX_BYTES => Err(E::custom(format!(
                 "{MARK}the model adds {bytes} bytes to parts of words, at most {MOST_AFFIX_BYTES} are allowed"
             ))),
-            Place::Token(_) if bytes > MOST_TOKEN_BYTES => Err(E::custom(format!(
+            Section::Token(_) if bytes > MOST_TOKEN_BYTES => Err(E::custom(format!(
                 "{MARK}a token has {bytes} bytes, at most {MOST_TOKEN_BYTES} are allowed"
             ))),
-            Place::Token(true) => {
+            Section::Token(true) => {
                 self.found.added_bytes += bytes;
                 Ok(())
             }
-            Place::Token(false) => {
+            Section::Token(false) => {
                 self.found.vocabulary_bytes += bytes;
                 Ok(())
             }
@@ -172,12 +172,12 @@ impl<'de> Visitor<'de> for Walk<'_, 'de> {
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
         match self.place {
-            Place::Vocabulary | Place::AddedTokens => {
-                let is_added = matches!(self.place, Place::AddedTokens);
-                while list.next_element_seed(self.to(Place::Entry(is_added)))?.is_some() {}
+            Section::Vocabulary | Section::AddedTokens => {
+                let is_added = matches!(self.place, Section::AddedTokens);
+                while list.next_element_seed(self.to(Section::Entry(is_added)))?.is_some() {}
             }
-            Place::Entry(is_added) => {
-                list.next_element_seed(self.to(Place::Token(is_added)))?;
+            Section::Entry(is_added) => {
+                list.next_element_seed(self.to(Section::Token(is_added)))?;
             }
             _ => {}
         }
@@ -188,14 +188,16 @@ impl<'de> Visitor<'de> for Walk<'_, 'de> {
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         let mut seen: Vec<String> = Vec::new();
         while let Some(key) = map.next_key::<Cow<'_, str>>()? {
-            if let Place::Vocabulary | Place::AddedTokens = self.place {
-                self.to(Place::Token(matches!(self.place, Place::AddedTokens))).count::<A::Error>(&key)?;
+            if let Section::Vocabulary | Section::AddedTokens = self.place {
+                self.to(Section::Token(matches!(self.place, Section::AddedTokens)))
+                    .count::<A::Error>(&key)?;
             }
             let inside = self.inside(&key);
-            let chain = CHAINS.iter().position(|(name, _)| *name == key && matches!(self.place, Place::File));
+            let chain =
+                CHAINS.iter().position(|(name, _)| *name == key && matches!(self.place, Section::File));
             if inside.is_some() || chain.is_some() {
                 if seen.iter().any(|known| *known == key) {
-                    let prefix = if let Place::Model = self.place { "model." } else { "" };
+                    let prefix = if let Section::Model = self.place { "model." } else { "" };
                     return Err(A::Error::custom(format!("{MARK}it has the key `{prefix}{key}` twice")));
                 }
                 seen.push(key.into_owned());

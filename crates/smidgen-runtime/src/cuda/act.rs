@@ -6,7 +6,7 @@
 
 use super::fp8::{self, RoundedRows, Roundings};
 use super::modules::KernelFile;
-use super::spans::{Place, SPAN, Spans, THREADS, count, int, word};
+use super::spans::{MatrixAddress, SPAN, Spans, THREADS, count, int, word};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::Activation;
@@ -46,8 +46,8 @@ pub fn gated_act(
     kind: Activation,
     roundings: &Roundings,
 ) -> Result<(), DeviceError> {
-    let [gate, up] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
-    let y = Place::of(stage, &step.outputs[0]);
+    let [gate, up] = [0, 1].map(|index| MatrixAddress::of(stage, &step.inputs[index]));
+    let y = MatrixAddress::of(stage, &step.outputs[0]);
     let shape = &step.outputs[0];
     let spans = Spans::of(stage.rows(shape), shape.columns, &[gate, up, y]);
     let Some(grid) = spans.grid(2) else { return Ok(()) };
@@ -93,8 +93,8 @@ pub fn gated_act_grad(
     kind: Activation,
     roundings: &Roundings,
 ) -> Result<(), DeviceError> {
-    let [gate, up, dy] = [0, 1, 2].map(|index| Place::of(stage, &step.inputs[index]));
-    let [dgate, dup] = [0, 1].map(|index| Place::of(stage, &step.outputs[index]));
+    let [gate, up, dy] = [0, 1, 2].map(|index| MatrixAddress::of(stage, &step.inputs[index]));
+    let [dgate, dup] = [0, 1].map(|index| MatrixAddress::of(stage, &step.outputs[index]));
     let shape = &step.outputs[1];
     let spans = Spans::of(stage.rows(shape), shape.columns, &[gate, up, dy, dgate, dup]);
     let Some(grid) = spans.grid(2) else { return Ok(()) };
@@ -115,7 +115,7 @@ pub fn gated_act_grad(
         return stage.launch_with("gated_act_grad_round", count(stage.rows(shape)), threads, &to, &args);
     }
     // The kernel does not recompute the activation.
-    let Place { pointer, stride, .. } = Place::NONE;
+    let MatrixAddress { pointer, stride, .. } = MatrixAddress::NONE;
     args.extend([pointer, stride, spans.spans_of_row, spans.spans]);
     stage.launch(spans.form("gated_act_grad_eight", "gated_act_grad_one"), grid, THREADS, 0, &args)
 }

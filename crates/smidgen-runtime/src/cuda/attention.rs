@@ -7,7 +7,7 @@
 //! shared memory of a GPU use plain kernels, which are correct and slow. Left out: attention over cached keys (`cached_attention.rs`).
 
 use super::attention_hopper::{self, HopperHead};
-use super::generation::Generation;
+use super::gpu_generation::Generation;
 use super::modules::KernelFile;
 use super::spans::{addresses_and_strides, stored_dtype};
 use super::stage::{Arg, Stage};
@@ -389,7 +389,7 @@ fn first_operands<const N: usize>(operands: &[Operand]) -> [&Operand; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::generation::most_shared_bytes;
+    use crate::cuda::gpu_generation::most_shared_bytes;
 
     /// The bytes follow from the definitions in the kernel files. The gradient of heads over 128 channels has no tiles before
     /// Ampere, and that of heads over 256 channels only on GPUs with more shared memory than most.

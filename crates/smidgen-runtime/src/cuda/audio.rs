@@ -3,7 +3,7 @@
 //! Left out: the layers of an audio encoder (`audio_conv.rs`, `chunk_attention.rs`, `layer_norm.rs`, `plain_act.rs`).
 
 use super::modules::KernelFile;
-use super::spans::{Place, THREADS, grid_over, int};
+use super::spans::{MatrixAddress, THREADS, grid_over, int};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 
@@ -16,7 +16,7 @@ pub const FILE: KernelFile = KernelFile {
 /// y = x, except that row rows[a] is row a of the audio, or zero if `clear`.
 pub fn place_rows(stage: &Stage<'_>, step: &BoundStep, clear: bool) -> Result<(), DeviceError> {
     let (x, rows, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
-    let (from, to) = (Place::of(stage, x), Place::of(stage, y));
+    let (from, to) = (MatrixAddress::of(stage, x), MatrixAddress::of(stage, y));
     let (tokens, columns) = (stage.rows(y), y.columns);
     if stage.pointer(x) != stage.pointer(y)
         && let Some(grid) = grid_over(tokens * columns)
@@ -30,7 +30,7 @@ pub fn place_rows(stage: &Stage<'_>, step: &BoundStep, clear: bool) -> Result<()
     let (audio, stride) = if clear {
         (Arg::Pointer(0), Arg::Long(0))
     } else {
-        let audio = Place::of(stage, &step.inputs[2]);
+        let audio = MatrixAddress::of(stage, &step.inputs[2]);
         (audio.pointer, audio.stride)
     };
     let args = [
@@ -49,7 +49,7 @@ pub fn place_rows(stage: &Stage<'_>, step: &BoundStep, clear: bool) -> Result<()
 /// y[a] = x[rows[a]], or zero if rows[a] is negative.
 pub fn take_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (x, rows, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
-    let (from, to) = (Place::of(stage, x), Place::of(stage, y));
+    let (from, to) = (MatrixAddress::of(stage, x), MatrixAddress::of(stage, y));
     let elements = stage.rows(y) * y.columns;
     let Some(grid) = grid_over(elements) else { return Ok(()) };
     let args = [

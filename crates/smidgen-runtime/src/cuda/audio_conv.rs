@@ -3,7 +3,7 @@
 //! Left out: pointwise convolutions, which are linears (`linear.rs`).
 
 use super::modules::KernelFile;
-use super::spans::{Place, THREADS, count, grid_over, int, stored_dtype};
+use super::spans::{MatrixAddress, THREADS, count, grid_over, int, stored_dtype};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::{Storage, StridedConv};
@@ -17,7 +17,7 @@ pub const FILE: KernelFile = KernelFile {
 /// A causal convolution of each channel within a chunk, or its gradient.
 pub fn causal_conv(stage: &Stage<'_>, step: &BoundStep, backward: bool) -> Result<(), DeviceError> {
     let (marks, weight, shape) = (&step.inputs[1], &step.inputs[2], &step.outputs[0]);
-    let (x, y) = (Place::of(stage, &step.inputs[0]), Place::of(stage, shape));
+    let (x, y) = (MatrixAddress::of(stage, &step.inputs[0]), MatrixAddress::of(stage, shape));
     let (rows, columns) = (stage.rows(shape), shape.columns);
     if rows == 0 {
         return Ok(());
@@ -51,7 +51,7 @@ pub fn strided_conv(stage: &Stage<'_>, step: &BoundStep, conv: &StridedConv) -> 
 /// Transposes the (places, channels) of each row to (channels, places).
 pub fn join_places(stage: &Stage<'_>, step: &BoundStep, places: usize) -> Result<(), DeviceError> {
     let shape = &step.outputs[0];
-    let (x, y) = (Place::of(stage, &step.inputs[0]), Place::of(stage, shape));
+    let (x, y) = (MatrixAddress::of(stage, &step.inputs[0]), MatrixAddress::of(stage, shape));
     let elements = stage.rows(shape) * shape.columns;
     let Some(grid) = grid_over(elements) else { return Ok(()) };
     let sizes = [int(places), int(shape.columns), Arg::Long(elements as i64)];
@@ -66,7 +66,7 @@ pub fn mask_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError>
         None => ("mask_rows_stored", &step.updates[0]),
     };
     assert!(step.outputs.len() == 1 || shape.storage == Storage::F32, "the host reads rows in f32");
-    let (x, y) = (Place::of(stage, &step.inputs[0]), Place::of(stage, shape));
+    let (x, y) = (MatrixAddress::of(stage, &step.inputs[0]), MatrixAddress::of(stage, shape));
     let elements = stage.rows(shape) * shape.columns;
     let Some(grid) = grid_over(elements) else { return Ok(()) };
     let marks = stage.address(&step.inputs[1]);

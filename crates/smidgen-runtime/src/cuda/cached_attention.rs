@@ -4,7 +4,7 @@
 //! Heads over 256 channels have their own kernels, in which a lane has twice as many channels.
 
 use super::modules::KernelFile;
-use super::spans::{Place, SPAN, THREADS, count, dtype_code, int};
+use super::spans::{MatrixAddress, SPAN, THREADS, count, dtype_code, int};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::AttentionShape;
@@ -36,8 +36,8 @@ pub fn cache_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError
     if tokens == 0 {
         return Ok(());
     }
-    let [k, v] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
-    let [keys, values] = [0, 1].map(|index| Place::of(stage, &step.updates[index]));
+    let [k, v] = [0, 1].map(|index| MatrixAddress::of(stage, &step.inputs[index]));
+    let [keys, values] = [0, 1].map(|index| MatrixAddress::of(stage, &step.updates[index]));
     let [table, slots, positions] = [2, 3, 4].map(|index| &step.inputs[index]);
     let (rows, columns) = (stage.rows(&step.updates[0]), step.updates[0].columns);
     let aligned = columns.is_multiple_of(SPAN) && [k, v, keys, values].iter().all(|place| place.aligned);
@@ -92,7 +92,7 @@ pub fn cached_attention(
         return Ok(());
     }
     let aligned = head_dim.is_multiple_of(SPAN)
-        && [q, keys, values].iter().all(|operand| Place::of(stage, operand).aligned);
+        && [q, keys, values].iter().all(|operand| MatrixAddress::of(stage, operand).aligned);
     // If there are too few queries to keep the GPU busy, several blocks share a query of a long sequence.
     let pieces = table.columns.div_ceil(CACHE_PIECE);
     let is_shared = tokens <= MOST_SHARED_QUERIES && pieces > 1;

@@ -6,7 +6,7 @@
 //! used with `-DCAPABILITY`, and the kernels still use only the instructions of the lower capability.
 
 use super::driver::NAME;
-use super::generation::{Capability, LEAST};
+use super::gpu_generation::{Capability, LEAST};
 use crate::device::DeviceError;
 use cudarc::nvrtc;
 

@@ -5,7 +5,7 @@
 //! another kernel touches, so the results are the same. All other kernels start after everything before them has ended.
 //! Not used in plans with transfers, where a weight may arrive between two kernels.
 
-use super::generation::Capability;
+use super::gpu_generation::Capability;
 use cudarc::driver::sys;
 
 /// The lowest compute capability and driver version that support it, also in graphs.

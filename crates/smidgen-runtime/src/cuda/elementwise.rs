@@ -4,7 +4,7 @@
 
 use super::modules::KernelFile;
 use super::norm::add_partial_rows;
-use super::spans::{Place, SPAN, Spans, THREADS, count, int, stored_dtype};
+use super::spans::{MatrixAddress, SPAN, Spans, THREADS, count, int, stored_dtype};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::workspace_cuda::{BIAS_ROWS_PER_PARTIAL, NORM_GROUPS_PER_PARTIAL, rows_per_partial};
@@ -36,9 +36,9 @@ const TILE_COLUMNS: usize = 256;
 
 /// y = a + scale·b.
 pub fn add(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
-    let [a, b] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
+    let [a, b] = [0, 1].map(|index| MatrixAddress::of(stage, &step.inputs[index]));
     let shape = &step.outputs[0];
-    let y = Place::of(stage, shape);
+    let y = MatrixAddress::of(stage, shape);
     let spans = Spans::of(stage.rows(shape), shape.columns, &[a, b, y]);
     let Some(grid) = spans.grid(2) else { return Ok(()) };
     let scale = Arg::Float(scale);
@@ -58,8 +58,8 @@ pub fn add(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), Device
 
 /// y = s·x.
 pub fn scale_by(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
-    let (x, scale, shape) = (Place::of(stage, &step.inputs[0]), &step.inputs[1], &step.outputs[0]);
-    let y = Place::of(stage, shape);
+    let (x, scale, shape) = (MatrixAddress::of(stage, &step.inputs[0]), &step.inputs[1], &step.outputs[0]);
+    let y = MatrixAddress::of(stage, shape);
     let spans = Spans::of(stage.rows(shape), shape.columns, &[x, y]);
     let Some(grid) = spans.grid(1) else { return Ok(()) };
     let scale = [stage.address(scale), stored_dtype(scale)];
@@ -78,7 +78,7 @@ pub fn scale_by_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceEr
     let per_partial = rows_per_partial(rows, NORM_GROUPS_PER_PARTIAL);
     let partials = rows.div_ceil(per_partial);
     let workspace = Arg::Pointer(stage.workspace_of(4 * partials));
-    let [x, dy] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
+    let [x, dy] = [0, 1].map(|index| MatrixAddress::of(stage, &step.inputs[index]));
     let mut args = vec![x.pointer, x.stride, dy.pointer, dy.stride];
     args.extend([int(rows), int(columns), int(per_partial), workspace]);
     stage.launch("dot_partials", [count(partials), 1, 1], THREADS, 0, &args)?;
@@ -97,7 +97,7 @@ pub fn sinks_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError
     let per_partial = rows_per_partial(rows, NORM_GROUPS_PER_PARTIAL);
     let partials = rows.div_ceil(per_partial);
     let workspace = Arg::Pointer(stage.workspace_of(4 * partials * heads));
-    let [o_place, gradient] = [o, o_gradient].map(|operand| Place::of(stage, operand));
+    let [o_place, gradient] = [o, o_gradient].map(|operand| MatrixAddress::of(stage, operand));
     let mut args =
         vec![o_place.pointer, o_place.stride, stage.address(lse), gradient.pointer, gradient.stride];
     args.extend([stage.address(sinks), stored_dtype(sinks), workspace]);
@@ -109,7 +109,7 @@ pub fn sinks_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError
 /// y[r] = x[rows[r]].
 pub fn gather_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (x, rows, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
-    let (from, to) = (Place::of(stage, x), Place::of(stage, y));
+    let (from, to) = (MatrixAddress::of(stage, x), MatrixAddress::of(stage, y));
     let spans = Spans::of(stage.rows(y), y.columns, &[from, to]);
     let Some(grid) = spans.grid(1) else { return Ok(()) };
     let args = [
@@ -128,7 +128,7 @@ pub fn gather_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceErro
 /// dx[rows[r]] = d[r], and all other rows of dx are zero.
 pub fn scatter_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (d, rows, dx) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
-    let (from, to) = (Place::of(stage, d), Place::of(stage, dx));
+    let (from, to) = (MatrixAddress::of(stage, d), MatrixAddress::of(stage, dx));
     let aligned = from.aligned && to.aligned && dx.columns.is_multiple_of(SPAN);
     if stage.rows(dx) == 0 || dx.columns == 0 {
         return Ok(());
@@ -158,7 +158,7 @@ pub fn dropout(
 ) -> Result<(), DeviceError> {
     assert!((0.0..1.0).contains(&p), "`dropout`: probability {p} is not in [0, 1)");
     let (x, keys, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
-    let (from, to) = (Place::of(stage, x), Place::of(stage, y));
+    let (from, to) = (MatrixAddress::of(stage, x), MatrixAddress::of(stage, y));
     let spans = Spans::of(stage.rows(y), y.columns, &[from, to]);
     let Some(grid) = spans.grid(2) else { return Ok(()) };
     let threshold = (f64::from(p) * 4_294_967_296.0) as u32;
@@ -189,7 +189,7 @@ pub fn bias_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError>
     let per_partial = rows_per_partial(rows, BIAS_ROWS_PER_PARTIAL);
     let partials = rows.div_ceil(per_partial);
     let workspace = Arg::Pointer(stage.workspace_of(4 * partials * columns));
-    let place = Place::of(stage, dy);
+    let place = MatrixAddress::of(stage, dy);
     let args = [place.pointer, place.stride, int(rows), int(columns), int(per_partial), workspace];
     let aligned = place.aligned && columns.is_multiple_of(SPAN);
     let kernel = if aligned { "column_partials_eight" } else { "column_partials_one" };

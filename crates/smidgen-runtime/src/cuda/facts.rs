@@ -3,7 +3,7 @@
 //! Free memory comes from NVML, which needs no context; without NVML it is unknown until the device is opened.
 
 use super::driver::{check, find, init, named};
-use super::generation::{Generation, supports};
+use super::gpu_generation::{Generation, supports};
 use super::libraries;
 use super::nvml;
 use crate::device::DeviceError;

@@ -6,7 +6,7 @@
 
 use super::decode::is_aligned;
 use super::driver::NAME;
-use super::generation::Generation;
+use super::gpu_generation::Generation;
 use super::modules::KernelFile;
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};

@@ -4,7 +4,7 @@
 
 use super::modules::KernelFile;
 use super::norm::add_partial_rows;
-use super::spans::{Place, SPAN, count, int, stored_dtype};
+use super::spans::{MatrixAddress, SPAN, count, int, stored_dtype};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::workspace_cuda::{NORM_GROUPS_PER_PARTIAL, rows_per_partial};
@@ -24,9 +24,9 @@ pub const FILE: KernelFile = KernelFile {
 /// y = (x - mean) / deviation · weight + bias.
 pub fn layer_norm(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Result<(), DeviceError> {
     let (weight, bias, shape) = (&step.inputs[1], step.inputs.get(2), &step.outputs[0]);
-    let (x, y) = (Place::of(stage, &step.inputs[0]), Place::of(stage, shape));
-    let of_weight = Place::of_vector(stage, weight);
-    let of_bias = bias.map_or(Place::NONE, |bias| Place::of_vector(stage, bias));
+    let (x, y) = (MatrixAddress::of(stage, &step.inputs[0]), MatrixAddress::of(stage, shape));
+    let of_weight = MatrixAddress::of_vector(stage, weight);
+    let of_bias = bias.map_or(MatrixAddress::NONE, |bias| MatrixAddress::of_vector(stage, bias));
     if stage.rows(shape) == 0 {
         return Ok(());
     }
@@ -50,9 +50,9 @@ pub fn layer_norm(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Result<(), D
 /// Computes dx, plus an addend if there is one.
 pub fn layer_norm_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Result<(), DeviceError> {
     let (weight, shape) = (&step.inputs[1], &step.outputs[0]);
-    let [x, dy] = [0, 2].map(|index| Place::of(stage, &step.inputs[index]));
-    let (of_weight, dx) = (Place::of_vector(stage, weight), Place::of(stage, shape));
-    let addend = step.inputs.get(3).map_or(Place::NONE, |addend| Place::of(stage, addend));
+    let [x, dy] = [0, 2].map(|index| MatrixAddress::of(stage, &step.inputs[index]));
+    let (of_weight, dx) = (MatrixAddress::of_vector(stage, weight), MatrixAddress::of(stage, shape));
+    let addend = step.inputs.get(3).map_or(MatrixAddress::NONE, |addend| MatrixAddress::of(stage, addend));
     if stage.rows(shape) == 0 {
         return Ok(());
     }
@@ -85,7 +85,7 @@ pub fn layer_norm_weight_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> 
     let per_partial = rows_per_partial(rows, NORM_GROUPS_PER_PARTIAL);
     let partials = rows.div_ceil(per_partial);
     let workspace = Arg::Pointer(stage.workspace_of(4 * partials * columns));
-    let [x, dy] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
+    let [x, dy] = [0, 1].map(|index| MatrixAddress::of(stage, &step.inputs[index]));
     let mut args = vec![x.pointer, x.stride, dy.pointer, dy.stride, Arg::Float(eps), workspace];
     args.extend([int(columns), int(rows), int(per_partial)]);
     stage.launch("layer_norm_weight_partials", [count(partials), 1, 1], 256, 0, &args)?;
@@ -93,7 +93,7 @@ pub fn layer_norm_weight_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> 
 }
 
 /// Selects the kernel and its number of threads, which is a whole number of warps.
-fn form([two, any]: [&'static str; 2], columns: usize, places: &[Place]) -> (&'static str, u32) {
+fn form([two, any]: [&'static str; 2], columns: usize, places: &[MatrixAddress]) -> (&'static str, u32) {
     const MOST_THREADS: usize = 512;
     let threads = columns.div_ceil(2 * SPAN).next_multiple_of(32);
     let is_aligned = columns.is_multiple_of(SPAN) && places.iter().all(|place| place.aligned);

@@ -8,7 +8,7 @@
 use super::compiler::{Compiler, compiler_version};
 use super::driver::{Gpu, check};
 use super::facts::driver_version;
-use super::generation::{Capability, Generation, most_shared_bytes};
+use super::gpu_generation::{Capability, Generation, most_shared_bytes};
 use super::kernel_cache::{KernelCache, hash};
 use crate::device::DeviceError;
 use cudarc::driver::sys;

@@ -6,7 +6,7 @@
 
 use super::fp8::Roundings;
 use super::modules::KernelFile;
-use super::spans::{Place, SPAN, count, int, stored_dtype, word};
+use super::spans::{MatrixAddress, SPAN, count, int, stored_dtype, word};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::Norm;
@@ -122,7 +122,7 @@ pub fn rms_norm(
     if groups.all == 0 {
         return Ok(());
     }
-    let (x, y) = (Place::of(stage, x), Place::of(stage, y));
+    let (x, y) = (MatrixAddress::of(stage, x), MatrixAddress::of(stage, y));
     let form = Form::of(groups.columns, x.aligned && weight.aligned && y.aligned);
     let mut args = vec![x.pointer, x.stride];
     args.extend(weight.args);
@@ -152,9 +152,9 @@ pub fn rms_norm_grad(
         return Ok(());
     }
     let first = 1 + usize::from(unweighted.is_none());
-    let [x, dy] = [0, first].map(|index| Place::of(stage, &step.inputs[index]));
-    let addend = if addend { Place::of(stage, &step.inputs[first + 1]) } else { Place::NONE };
-    let dx = Place::of(stage, &step.outputs[0]);
+    let [x, dy] = [0, first].map(|index| MatrixAddress::of(stage, &step.inputs[index]));
+    let addend = if addend { MatrixAddress::of(stage, &step.inputs[first + 1]) } else { MatrixAddress::NONE };
+    let dx = MatrixAddress::of(stage, &step.outputs[0]);
     let aligned = weight.aligned && [x, dy, addend, dx].iter().all(|place| place.aligned);
     let form = Form::of(groups.columns, aligned);
     let mut args = vec![x.pointer, x.stride];
@@ -180,7 +180,7 @@ pub fn rms_norm_weight_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Re
     if groups.all == 0 {
         return Ok(());
     }
-    let (x, dy) = (Place::of(stage, x), Place::of(stage, dy));
+    let (x, dy) = (MatrixAddress::of(stage, x), MatrixAddress::of(stage, dy));
     let form = Form::of(columns, x.aligned && dy.aligned);
     let per_partial = rows_per_partial(groups.all as usize, NORM_GROUPS_PER_PARTIAL);
     let partials = (groups.all as usize).div_ceil(per_partial);
@@ -224,11 +224,11 @@ impl Weight {
     fn of(stage: &Stage<'_>, step: &BoundStep, norm: &Norm, unweighted: Option<usize>) -> Weight {
         let eps = Arg::Float(norm.eps);
         if let Some(channels) = unweighted {
-            let args = [Place::NONE.pointer, Arg::Int(0), Arg::Float(1.0), eps];
+            let args = [MatrixAddress::NONE.pointer, Arg::Int(0), Arg::Float(1.0), eps];
             return Weight { channels, aligned: true, args };
         }
         let (weight, shift) = (&step.inputs[1], if norm.plus_one { 1.0 } else { 0.0 });
-        let place = Place::of_vector(stage, weight);
+        let place = MatrixAddress::of_vector(stage, weight);
         let args = [place.pointer, stored_dtype(weight), Arg::Float(shift), eps];
         Weight { channels: stage.rows(weight), aligned: place.aligned, args }
     }

@@ -3,7 +3,7 @@
 //! Left out: activations with a gate (`act.rs`).
 
 use super::modules::KernelFile;
-use super::spans::{Place, Spans, THREADS, stored_dtype};
+use super::spans::{MatrixAddress, Spans, THREADS, stored_dtype};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::PlainActivation;
@@ -42,7 +42,7 @@ pub fn scale(stage: &Stage<'_>, step: &BoundStep, factor: f32) -> Result<(), Dev
 
 fn map(stage: &Stage<'_>, step: &BoundStep, kind: Arg, factor: f32) -> Result<(), DeviceError> {
     let shape = &step.outputs[0];
-    let (x, y) = (Place::of(stage, &step.inputs[0]), Place::of(stage, shape));
+    let (x, y) = (MatrixAddress::of(stage, &step.inputs[0]), MatrixAddress::of(stage, shape));
     let spans = Spans::of(stage.rows(shape), shape.columns, &[x, y]);
     let Some(grid) = spans.grid(1) else { return Ok(()) };
     let args =
@@ -53,8 +53,8 @@ fn map(stage: &Stage<'_>, step: &BoundStep, kind: Arg, factor: f32) -> Result<()
 /// dx = dy·act'(x).
 pub fn act_grad(stage: &Stage<'_>, step: &BoundStep, kind: PlainActivation) -> Result<(), DeviceError> {
     let shape = &step.outputs[0];
-    let [x, dy] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
-    let dx = Place::of(stage, shape);
+    let [x, dy] = [0, 1].map(|index| MatrixAddress::of(stage, &step.inputs[index]));
+    let dx = MatrixAddress::of(stage, shape);
     let spans = Spans::of(stage.rows(shape), shape.columns, &[x, dy, dx]);
     let Some(grid) = spans.grid(1) else { return Ok(()) };
     let args = [
@@ -74,8 +74,8 @@ pub fn act_grad(stage: &Stage<'_>, step: &BoundStep, kind: PlainActivation) -> R
 /// y = x + bias.
 pub fn add_bias(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (shape, bias) = (&step.outputs[0], &step.inputs[1]);
-    let (x, y) = (Place::of(stage, &step.inputs[0]), Place::of(stage, shape));
-    let of_bias = Place::of_vector(stage, bias);
+    let (x, y) = (MatrixAddress::of(stage, &step.inputs[0]), MatrixAddress::of(stage, shape));
+    let of_bias = MatrixAddress::of_vector(stage, bias);
     let spans = Spans::of(stage.rows(shape), shape.columns, &[x, y, of_bias]);
     let Some(grid) = spans.grid(1) else { return Ok(()) };
     let args = [

@@ -4,7 +4,7 @@
 //! kernel arguments, eight at a time.
 
 use super::modules::KernelFile;
-use super::spans::{Place, SPAN, THREADS, count, int, long};
+use super::spans::{MatrixAddress, SPAN, THREADS, count, int, long};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{Dim, Entry, Op, RopeSpec};
@@ -142,7 +142,7 @@ pub fn rope(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     let mut operands = steps.iter().flat_map(|step| [&step.inputs[0], &step.outputs[0]]).chain([table]);
     let rotated = if interleaved { dim } else { half };
     let spans = head_dim.is_multiple_of(SPAN) && rotated.is_multiple_of(SPAN);
-    let aligned = spans && operands.all(|operand| Place::of(stage, operand).aligned);
+    let aligned = spans && operands.all(|operand| MatrixAddress::of(stage, operand).aligned);
     // A span is rotated together with its partner, or is a span of whole pairs; channels from `dim` on are copied.
     let units_of_head = match (aligned, interleaved) {
         (true, true) => head_dim / SPAN,

@@ -24,25 +24,25 @@ pub fn addresses_and_strides(stage: &Stage<'_>, operands: &[&Operand]) -> Vec<Ar
 
 /// Address and stride of a matrix.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct MatrixAddress {
     pub pointer: Arg,
     pub stride: Arg,
     /// Whether every row begins at a multiple of 16 bytes.
     pub aligned: bool,
 }
 
-impl Place {
-    pub fn of(stage: &Stage<'_>, operand: &Operand) -> Place {
-        Place::at(stage.pointer(operand), operand.stride)
+impl MatrixAddress {
+    pub fn of(stage: &Stage<'_>, operand: &Operand) -> MatrixAddress {
+        MatrixAddress::at(stage.pointer(operand), operand.stride)
     }
 
     /// The place of a vector, of which only the start has to be aligned.
-    pub fn of_vector(stage: &Stage<'_>, operand: &Operand) -> Place {
-        Place::at(stage.pointer(operand), 0)
+    pub fn of_vector(stage: &Stage<'_>, operand: &Operand) -> MatrixAddress {
+        MatrixAddress::at(stage.pointer(operand), 0)
     }
 
-    pub fn at(pointer: u64, stride: usize) -> Place {
-        Place {
+    pub fn at(pointer: u64, stride: usize) -> MatrixAddress {
+        MatrixAddress {
             pointer: Arg::Pointer(pointer),
             stride: long(stride),
             aligned: pointer.is_multiple_of(16) && stride.is_multiple_of(SPAN),
@@ -50,7 +50,8 @@ impl Place {
     }
 
     /// An absent matrix: the kernel sees a null pointer.
-    pub const NONE: Place = Place { pointer: Arg::Pointer(0), stride: Arg::Long(0), aligned: true };
+    pub const NONE: MatrixAddress =
+        MatrixAddress { pointer: Arg::Pointer(0), stride: Arg::Long(0), aligned: true };
 }
 
 /// A matrix cut into spans, numbered along the rows.
@@ -63,7 +64,7 @@ pub struct Spans {
 }
 
 impl Spans {
-    pub fn of(rows: usize, columns: usize, places: &[Place]) -> Spans {
+    pub fn of(rows: usize, columns: usize, places: &[MatrixAddress]) -> Spans {
         let aligned = columns.is_multiple_of(SPAN) && places.iter().all(|place| place.aligned);
         let spans_of_row = if aligned { columns / SPAN } else { columns };
         let count = count(rows * spans_of_row);

@@ -6,7 +6,7 @@
 use super::cublas::CublasLt;
 use super::driver::{self, Gpu};
 use super::early::{early_start, starts_early};
-use super::generation::Generation;
+use super::gpu_generation::Generation;
 use super::matmul::{Element, Matrix, Tokens};
 use super::modules::Kernels;
 use crate::device::{BoundStep, DeviceError, Operand};

@@ -8,7 +8,7 @@
 //! without the matrix instruction (Volta).
 //! Kernels: `kernels/thin.cu`.
 
-use super::generation::Generation;
+use super::gpu_generation::Generation;
 use super::matmul::{Element, Matrix, Tokens};
 use super::modules::KernelFile;
 use super::spans::{int, long};

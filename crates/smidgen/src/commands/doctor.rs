@@ -14,7 +14,7 @@ use crate::doctor::measure::Effort;
 use crate::doctor::{self, Check, all_reduce, environment, ranks, run};
 use crate::failure::Failure;
 use crate::machine::host;
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::profiles::{self, saved};
 use crate::ranks::launch::{Launch, launch_of_this_process};
 use crate::ranks::spawn::{Engine, Spawn};
@@ -94,7 +94,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     let mut measured = None;
     // If the GPU was not found, the check of the GPU has already failed.
-    if let Ok(mut place) = Place::detect(device) {
+    if let Ok(mut place) = JobDevice::detect(device) {
         let (check, found) = machine::profile(&mut place, threads, measuring, &folder);
         checks.push(check);
         measured = found;

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::machine::host;
 use crate::plan::artifact::Artifact;
 use crate::plan::budget::budget_on;
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::job::check_compute;
 use crate::plan::model::open_model;
 use crate::report::evaluation_table::render_evaluation_table;
@@ -99,7 +99,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         Some(_) => None,
         None => find_adapter(args, &recipe, run_folder.as_deref(), &say)?,
     };
-    let mut place = Place::find(recipe.memory.device, true)?;
+    let mut place = JobDevice::find(recipe.memory.device, true)?;
     check_compute(recipe.model.compute, &place)?;
     let budget = budget_on(&place, recipe.memory.budget)?;
     let arithmetic = place.arithmetic(recipe.model.compute);

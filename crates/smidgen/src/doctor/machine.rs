@@ -8,7 +8,7 @@ use crate::doctor::measure::{Effort, measure};
 use crate::failure::FailureKind;
 use crate::machine::host::{self, LockedLimit};
 use crate::machine::processes::{self, Resident};
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::disk;
 use crate::plan::profiles::{self, Origin, saved};
 use serde_json::{Value, json};
@@ -298,7 +298,7 @@ pub enum Measuring {
 
 /// The device profile that plans use. `Measuring::Now` measures it and saves it.
 pub fn profile(
-    place: &mut Place,
+    place: &mut JobDevice,
     threads: usize,
     measuring: Measuring,
     folder: &Path,

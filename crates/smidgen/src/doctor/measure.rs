@@ -12,7 +12,7 @@
 use super::disk_rates;
 use crate::bench::timing::{Batch, Bench};
 use crate::failure::Failure;
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::job::{Job, Profiles};
 use crate::plan::planning::plan_job;
 use crate::plan::profiles::device_name;
@@ -40,7 +40,7 @@ pub enum Effort {
 
 /// Measures a device, and the disk of `folder`, which is where runs would store offloaded tensors.
 pub fn measure(
-    place: &mut Place,
+    place: &mut JobDevice,
     threads: usize,
     effort: Effort,
     folder: &Path,
@@ -48,8 +48,10 @@ pub fn measure(
     let name = device_name(place, threads)
         .ok_or_else(|| Failure::device("only a device of this machine can be measured"))?;
     match place {
-        Place::Cpu => measure_cpu(name, threads, effort, folder),
-        Place::Cuda { .. } | Place::Elsewhere { .. } => measure_cuda(name, place, threads, effort, folder),
+        JobDevice::Cpu => measure_cpu(name, threads, effort, folder),
+        JobDevice::Cuda { .. } | JobDevice::Elsewhere { .. } => {
+            measure_cuda(name, place, threads, effort, folder)
+        }
     }
 }
 
@@ -92,13 +94,13 @@ fn disk_bytes(effort: Effort) -> usize {
 
 fn measure_cuda(
     name: String,
-    place: &mut Place,
+    place: &mut JobDevice,
     threads: usize,
     effort: Effort,
     folder: &Path,
 ) -> Result<DeviceProfile, Failure> {
     const TRANSFER_BYTES: usize = 256 << 20;
-    let Place::Cuda { ordinal, facts: Some(facts), .. } = &*place else {
+    let JobDevice::Cuda { ordinal, facts: Some(facts), .. } = &*place else {
         return Err(Failure::device("only a device of this machine can be measured"));
     };
     let device = DeviceChoice::Cuda(*ordinal);

@@ -17,7 +17,7 @@ use crate::machine::process_memory::read_rss;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::audio::audio_rows;
 use crate::plan::budget::JobBudget;
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
 use crate::plan::job::check_range;
 use crate::plan::model::build_storage;
@@ -42,7 +42,7 @@ pub struct Evaluation<'a> {
     pub recipe: &'a Recipe,
     pub model: &'a Model,
     pub adapter: Option<&'a AdapterFile>,
-    pub place: &'a Place,
+    pub place: &'a JobDevice,
     pub arithmetic: Arithmetic,
     pub threads: usize,
     pub budget: JobBudget,

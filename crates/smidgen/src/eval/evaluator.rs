@@ -7,7 +7,7 @@
 use crate::failure::Failure;
 use crate::plan::conditions::Conditions;
 use crate::plan::context::{gpu_context, job_context};
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::session::adapters::read_adapter;
 use crate::session::feed::Feed;
 use crate::session::likelihood::log_likelihoods;
@@ -35,7 +35,7 @@ pub struct Subject<'a> {
 /// The device and the memory of an evaluation.
 #[derive(Clone, Copy, Debug)]
 pub struct EvalResources<'a> {
-    pub place: &'a Place,
+    pub place: &'a JobDevice,
     pub budget_bytes: u64,
     /// Whether the user stated the budget; otherwise it is the free memory.
     pub stated: bool,

@@ -132,7 +132,7 @@ fn plain_modules(adapter: &AdapterFile) -> Result<Vec<AdapterModule>, Failure> {
 }
 
 /// The position of a module in the file: the name of the base's tensor, and the order of its rows.
-struct Place {
+struct TensorRows {
     name: String,
     rows: RowOrder,
 }
@@ -143,7 +143,7 @@ fn place_modules(
     modules: &[AdapterModule],
     spec: &DecoderSpec,
     architecture: &'static Architecture,
-) -> Result<Vec<Place>, Failure> {
+) -> Result<Vec<TensorRows>, Failure> {
     let linears = spec.linears();
     let mut problems = Vec::new();
     let mut placed = Vec::with_capacity(modules.len());
@@ -162,7 +162,7 @@ fn place_modules(
             }
             (Some(linear), Some(name)) if [linear.n, linear.k] == [module.rows(), module.columns()] => {
                 let rows = row_order(architecture, &name, spec.head_dim());
-                placed.push(Place { name, rows });
+                placed.push(TensorRows { name, rows });
             }
             (Some(linear), Some(_)) => problems.push(format!(
                 "`{path}` is {:?} in the base, the adapter is for {:?}",

@@ -66,7 +66,7 @@ struct Leaves {
 
 /// One token of a run.
 #[derive(Clone, Copy)]
-struct Place {
+struct FedToken {
     id: u32,
     slot: usize,
     position: usize,
@@ -160,7 +160,7 @@ impl Decoder {
         new: &[NewTokens<'_>],
         mut on_logits: impl FnMut(usize, &mut [f32]),
     ) -> Result<(), DeviceError> {
-        let mut tokens: Vec<Place> = Vec::with_capacity(self.shape.new_tokens);
+        let mut tokens: Vec<FedToken> = Vec::with_capacity(self.shape.new_tokens);
         // Tokens of the run whose logits are needed, and the index in `new` of each.
         let mut asked: Vec<(i32, usize)> = Vec::new();
         for (index, new) in new.iter().enumerate() {
@@ -169,7 +169,7 @@ impl Decoder {
             let length = self.sequences[new.slot].len();
             for position in first..length {
                 let id = self.sequences[new.slot][position];
-                tokens.push(Place { id, slot: new.slot, position, length });
+                tokens.push(FedToken { id, slot: new.slot, position, length });
                 if position + 1 == length {
                     asked.push((tokens.len() as i32 - 1, index));
                 }
@@ -203,7 +203,7 @@ impl Decoder {
     }
 
     /// The tokens of a run that audio replaces, each with its row.
-    fn audio_tokens(&self, tokens: &[Place]) -> Vec<(usize, usize)> {
+    fn audio_tokens(&self, tokens: &[FedToken]) -> Vec<(usize, usize)> {
         let replaced = tokens.iter().enumerate().filter_map(|(index, place)| {
             let Sound { token, rows, row_bytes } = self.sounds[place.slot].as_deref()?;
             let before = &self.sequences[place.slot][..place.position];
@@ -217,7 +217,7 @@ impl Decoder {
     fn run<D: Device>(
         &mut self,
         executor: &mut Executor<D>,
-        tokens: &mut Vec<Place>,
+        tokens: &mut Vec<FedToken>,
         asked: &mut Vec<(i32, usize)>,
         on_logits: &mut impl FnMut(usize, &mut [f32]),
     ) -> Result<(), DeviceError> {

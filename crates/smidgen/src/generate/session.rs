@@ -11,7 +11,7 @@ use super::stop::StoppedBy;
 use crate::failure::Failure;
 use crate::machine::process_memory::read_rss;
 use crate::plan::arithmetic::Arithmetic;
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::generation::{GenerationPlan, Sizes, plan_generation};
 use crate::plan::job::check_range;
 use crate::plan::model::build_storage;
@@ -37,7 +37,7 @@ pub struct Opening<'a> {
     pub adapter: Option<&'a AdapterFile>,
     /// The storage of the base weights.
     pub base: BaseFormat,
-    pub place: &'a Place,
+    pub place: &'a JobDevice,
     pub arithmetic: Arithmetic,
     /// CPU threads, at least one.
     pub threads: usize,

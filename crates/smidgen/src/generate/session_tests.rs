@@ -69,7 +69,8 @@ fn sizes(slots: usize, cache_tokens: Option<usize>) -> Sizes {
 }
 
 fn opening<'a>(model: &'a Model, adapter: Option<&'a AdapterFile>, sizes: Sizes) -> Opening<'a> {
-    let (base, place, arithmetic) = (BaseFormat::AsStored, &Place::Cpu, Arithmetic::F32(F32Unit::Vectors));
+    let (base, place, arithmetic) =
+        (BaseFormat::AsStored, &JobDevice::Cpu, Arithmetic::F32(F32Unit::Vectors));
     Opening { model, adapter, base, place, arithmetic, threads: 1, sizes }
 }
 
@@ -249,7 +250,7 @@ fn a_refusal_offers_the_longest_context_that_fits() {
 #[ignore = "needs a GPU"]
 fn cuda_generates_as_the_cpu_does() {
     let _alone = crate::plan::devices::alone();
-    let mut place = Place::detect(DeviceChoice::Cuda(0)).unwrap();
+    let mut place = JobDevice::detect(DeviceChoice::Cuda(0)).unwrap();
     let arithmetic = place.arithmetic(Compute::F32);
     let mut device = place.open_and_measure(1, arithmetic).unwrap();
     let mut largest_bytes = 0;
@@ -276,7 +277,7 @@ fn cuda_generates_as_the_cpu_does() {
 /// If not all weights fit, only as many as necessary are offloaded.
 #[test]
 fn a_generation_offloads_what_it_must() {
-    let place = Place::Cuda { ordinal: 0, facts: None, context_bytes: Some(300 << 20) };
+    let place = JobDevice::Cuda { ordinal: 0, facts: None, context_bytes: Some(300 << 20) };
     let arithmetic = place.arithmetic(Compute::Auto);
     let model = Shape::find("qwen2.5-7b").unwrap().model();
     let roomy = sizes(1, None);
@@ -301,7 +302,7 @@ fn a_generation_offloads_what_it_must() {
 #[test]
 fn a_generation_is_planned_without_the_gpu() {
     let measured = 300 << 20;
-    let place = Place::Cuda { ordinal: 1, facts: None, context_bytes: Some(measured) };
+    let place = JobDevice::Cuda { ordinal: 1, facts: None, context_bytes: Some(measured) };
     let arithmetic = place.arithmetic(Compute::Auto);
     for name in FAMILIES {
         let model = open_model(name);
@@ -323,7 +324,7 @@ fn a_generation_is_planned_without_the_gpu() {
         assert!(table.contains("driver "), "{table}");
         // Keys and values take half as much memory as on the CPU, because an element has half the bytes.
         let cpu = Request { device: DeviceKind::Cpu, precision: Precision::F32, ..request.clone() };
-        let cpu = plan_generation(&cpu, &model, &Place::Cpu, &opening.sizes).unwrap();
+        let cpu = plan_generation(&cpu, &model, &JobDevice::Cpu, &opening.sizes).unwrap();
         let caches = |plan: &smidgen_ir::Plan| {
             let logits = plan.value(plan.leaf_named(state::DECODED_LOGITS).unwrap()).buffer.unwrap();
             crate::plan::generation::cache_bytes(plan) - plan.buffer(logits).bytes

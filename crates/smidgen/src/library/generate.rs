@@ -12,7 +12,7 @@ use crate::generate::stream::TextStream;
 use crate::machine::host;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::budget::{JobBudget, budget_on};
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, Sizes};
 use crate::plan::job::{check_bf16, check_fp8};
 use crate::plan::model::open_model;
@@ -192,7 +192,7 @@ pub fn generate(
 
 /// A device with the budget and the arithmetic of a generation.
 pub struct Setting {
-    place: Place,
+    place: JobDevice,
     arithmetic: Arithmetic,
     pub budget: JobBudget,
 }
@@ -200,7 +200,7 @@ pub struct Setting {
 impl Setting {
     pub fn of(options: &SessionOptions) -> Result<Setting, Failure> {
         let device = options.device;
-        let place = Place::detect(device).map_err(|error| {
+        let place = JobDevice::detect(device).map_err(|error| {
             Failure::from(error).context(format!("`{device}`")).hint("`--device cpu` generates without a GPU")
         })?;
         let arithmetic = match (options.compute, place.kind()) {

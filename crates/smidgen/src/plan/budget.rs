@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use crate::machine::host;
 use crate::machine::host::HostRam;
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::profiles::ChosenProfile;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
@@ -94,7 +94,7 @@ pub fn measurable_peak(planned_bytes: u64) -> u64 {
 }
 
 /// The budget in bytes on a device.
-pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
+pub fn budget_on(place: &JobDevice, budget: Budget) -> Result<JobBudget, Failure> {
     match (budget, place.kind(), place.free_bytes()) {
         (Budget::Bytes(bytes), _, free) => {
             let cut_to_free = free.filter(|free| *free < bytes);
@@ -114,12 +114,12 @@ pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
 }
 
 /// Refuses a budget above the total memory of the machine. Memory that other processes use now may become free.
-pub fn refuse_above_machine(recipe: &Recipe, place: &Place, ram: &HostRam) -> Result<(), Failure> {
+pub fn refuse_above_machine(recipe: &Recipe, place: &JobDevice, ram: &HostRam) -> Result<(), Failure> {
     let (total, owner) = match place {
-        Place::Cpu if ram.is_limited => (ram.total_bytes, "this container may use"),
-        Place::Cpu => (ram.total_bytes, "this machine has"),
-        Place::Cuda { facts, .. } => (facts.as_ref().map(|facts| facts.total_bytes), "the GPU has"),
-        Place::Elsewhere { memory_bytes, .. } => (*memory_bytes, "that GPU has"),
+        JobDevice::Cpu if ram.is_limited => (ram.total_bytes, "this container may use"),
+        JobDevice::Cpu => (ram.total_bytes, "this machine has"),
+        JobDevice::Cuda { facts, .. } => (facts.as_ref().map(|facts| facts.total_bytes), "the GPU has"),
+        JobDevice::Elsewhere { memory_bytes, .. } => (*memory_bytes, "that GPU has"),
     };
     let ram_owner = if ram.is_limited { "this container may use" } else { "this machine has" };
     let host_total = (place.kind() == DeviceKind::Cuda).then_some(ram.total_bytes).flatten();
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn more_than_the_machine_has_is_refused_with_the_numbers() {
         let ram = HostRam { free_bytes: Some(1 << 30), total_bytes: Some(2 << 30), is_limited: false };
-        let check = |budget: &str, ram: &HostRam| refuse_above_machine(&recipe(budget), &Place::Cpu, ram);
+        let check = |budget: &str, ram: &HostRam| refuse_above_machine(&recipe(budget), &JobDevice::Cpu, ram);
         assert!(check("2GiB", &ram).is_ok() && check("auto", &ram).is_ok());
         let said = check("3GiB", &ram).unwrap_err().to_string();
         assert!(

@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use crate::machine::host;
 use crate::plan::context::context;
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::disk;
 use crate::plan::facts::MemoryFacts;
 use crate::plan::job::{self, Job};
@@ -48,7 +48,7 @@ impl Conditions {
     pub fn for_inference(
         purpose: Purpose,
         request: &Request,
-        place: &Place,
+        place: &JobDevice,
         context: Context,
         budget_bytes: u64,
     ) -> Conditions {

@@ -3,7 +3,7 @@
 //! The device profile's `Overhead` has what every process needs; this file adds what depends on the job.
 //! Left out: measuring it in a run (`train/free_memory.rs`).
 
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::job::{Job, Purpose};
 use crate::rows::choice::ChoiceSet;
 use crate::rows::data::Data;
@@ -29,7 +29,7 @@ pub fn process_bytes(threads: usize) -> u64 {
 }
 
 /// Memory of the device outside the arena while training.
-pub fn context(job: &Job, place: &Place) -> Context {
+pub fn context(job: &Job, place: &JobDevice) -> Context {
     match job.request.device {
         DeviceKind::Cuda => {
             let mut context = gpu_context(place);
@@ -46,7 +46,7 @@ pub fn context(job: &Job, place: &Place) -> Context {
 /// Assumed for NCCL's buffers where they cannot be measured.
 const ASSUMED_NCCL_BYTES: u64 = 512 << 20;
 
-pub fn gpu_context(place: &Place) -> Context {
+pub fn gpu_context(place: &JobDevice) -> Context {
     Context { device: DeviceKind::Cuda, overhead: place.overhead(), ..Context::default() }
 }
 

@@ -17,7 +17,7 @@ use smidgen_runtime::{AnyDevice, Cpu, Cuda, DeviceError};
 
 /// The device that a job is planned for.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Place {
+pub enum JobDevice {
     Cpu,
     Cuda {
         ordinal: usize,
@@ -34,12 +34,12 @@ pub enum Place {
     },
 }
 
-impl Place {
+impl JobDevice {
     /// Finds the device that the recipe chooses. `must_run`: a missing GPU is an error.
-    pub fn find(choice: DeviceChoice, must_run: bool) -> Result<Place, Failure> {
-        match (Place::detect(choice), choice) {
+    pub fn find(choice: DeviceChoice, must_run: bool) -> Result<JobDevice, Failure> {
+        match (JobDevice::detect(choice), choice) {
             (Err(_), DeviceChoice::Cuda(ordinal)) if !must_run => {
-                Ok(Place::Cuda { ordinal, facts: None, context_bytes: None })
+                Ok(JobDevice::Cuda { ordinal, facts: None, context_bytes: None })
             }
             (found, choice) => found.map_err(|error| {
                 Failure::from(error)
@@ -50,35 +50,35 @@ impl Place {
     }
 
     /// The chosen device, if this machine has it.
-    pub fn detect(choice: DeviceChoice) -> Result<Place, DeviceError> {
+    pub fn detect(choice: DeviceChoice) -> Result<JobDevice, DeviceError> {
         match choice {
-            DeviceChoice::Cpu => Ok(Place::Cpu),
+            DeviceChoice::Cpu => Ok(JobDevice::Cpu),
             DeviceChoice::Auto => Ok(match cuda::query(0) {
                 Ok(facts) if facts.can_train() => {
-                    Place::Cuda { ordinal: 0, facts: Some(facts), context_bytes: None }
+                    JobDevice::Cuda { ordinal: 0, facts: Some(facts), context_bytes: None }
                 }
-                _ => Place::Cpu,
+                _ => JobDevice::Cpu,
             }),
             DeviceChoice::Cuda(ordinal) => {
-                Ok(Place::Cuda { ordinal, facts: Some(cuda::query(ordinal)?), context_bytes: None })
+                Ok(JobDevice::Cuda { ordinal, facts: Some(cuda::query(ordinal)?), context_bytes: None })
             }
         }
     }
 
     pub fn kind(&self) -> DeviceKind {
         match self {
-            Place::Cpu => DeviceKind::Cpu,
-            Place::Cuda { .. } | Place::Elsewhere { .. } => DeviceKind::Cuda,
+            JobDevice::Cpu => DeviceKind::Cpu,
+            JobDevice::Cuda { .. } | JobDevice::Elsewhere { .. } => DeviceKind::Cuda,
         }
     }
 
     /// The compute capability of a GPU, if it is known.
     pub fn capability(&self) -> Option<Capability> {
         match self {
-            Place::Cpu => None,
-            Place::Cuda { facts, .. } => facts.as_ref().map(|facts| facts.capability),
+            JobDevice::Cpu => None,
+            JobDevice::Cuda { facts, .. } => facts.as_ref().map(|facts| facts.capability),
             // A profile that `doctor` wrote has the driver's name.
-            Place::Elsewhere { name, .. } => {
+            JobDevice::Elsewhere { name, .. } => {
                 cards::find(name).or_else(|| cards::find_by_driver(name)).map(|card| card.capability)
             }
         }
@@ -108,11 +108,11 @@ impl Place {
     /// Treats the GPU as one of a lower compute capability, to test the kernels of older GPUs.
     pub fn set_capability(&mut self, capability: Capability) -> Result<(), Failure> {
         match self {
-            Place::Cuda { facts: Some(facts), .. } => {
+            JobDevice::Cuda { facts: Some(facts), .. } => {
                 facts.capability = capability;
                 Ok(())
             }
-            Place::Cpu | Place::Cuda { facts: None, .. } | Place::Elsewhere { .. } => {
+            JobDevice::Cpu | JobDevice::Cuda { facts: None, .. } | JobDevice::Elsewhere { .. } => {
                 let device = self.describe();
                 Err(Failure::command(format!("`{device}` is not a GPU of this machine")))
             }
@@ -122,41 +122,43 @@ impl Place {
     /// The name of the device, for messages.
     pub fn describe(&self) -> String {
         match self {
-            Place::Cpu => "cpu".to_owned(),
-            Place::Cuda { facts: Some(facts), .. } => facts.name.clone(),
-            Place::Cuda { ordinal, facts: None, .. } => format!("cuda:{ordinal} (not found on this machine)"),
-            Place::Elsewhere { name, .. } => name.clone(),
+            JobDevice::Cpu => "cpu".to_owned(),
+            JobDevice::Cuda { facts: Some(facts), .. } => facts.name.clone(),
+            JobDevice::Cuda { ordinal, facts: None, .. } => {
+                format!("cuda:{ordinal} (not found on this machine)")
+            }
+            JobDevice::Elsewhere { name, .. } => name.clone(),
         }
     }
 
     /// Free memory of the GPU; all memory of a GPU of another machine counts as free.
     pub fn free_bytes(&self) -> Option<u64> {
         match self {
-            Place::Cpu => None,
-            Place::Cuda { facts, .. } => facts.as_ref().and_then(|facts| facts.free_bytes),
-            Place::Elsewhere { memory_bytes, .. } => *memory_bytes,
+            JobDevice::Cpu => None,
+            JobDevice::Cuda { facts, .. } => facts.as_ref().and_then(|facts| facts.free_bytes),
+            JobDevice::Elsewhere { memory_bytes, .. } => *memory_bytes,
         }
     }
 
     /// Memory of the device outside the arena.
     pub fn overhead(&self) -> Overhead {
         match self {
-            Place::Cpu => Overhead::CPU,
-            Place::Cuda { context_bytes, .. } => Overhead::cuda(context_bytes.unwrap_or(CONTEXT_BYTES)),
-            Place::Elsewhere { overhead, .. } => *overhead,
+            JobDevice::Cpu => Overhead::CPU,
+            JobDevice::Cuda { context_bytes, .. } => Overhead::cuda(context_bytes.unwrap_or(CONTEXT_BYTES)),
+            JobDevice::Elsewhere { overhead, .. } => *overhead,
         }
     }
 
     /// Assumes the memory of the driver's context that the profile has, until the device is opened.
     pub fn assume(&mut self, profile: &DeviceProfile) {
-        if let Place::Cuda { context_bytes, .. } = self {
+        if let JobDevice::Cuda { context_bytes, .. } = self {
             context_bytes.get_or_insert(profile.overhead.fixed_bytes);
         }
     }
 
     /// Adds memory that a library reserved on the device after it was opened.
     pub fn add_to_context(&mut self, bytes: u64) {
-        if let Place::Cuda { context_bytes: Some(context), .. } = self {
+        if let JobDevice::Cuda { context_bytes: Some(context), .. } = self {
             *context += bytes;
         }
     }
@@ -164,7 +166,7 @@ impl Place {
     /// Opens the device and keeps the measured memory of its context.
     pub fn open_and_measure(&mut self, threads: usize, arithmetic: Arithmetic) -> Result<AnyDevice, Failure> {
         let device = self.open(threads, arithmetic)?;
-        if let (Place::Cuda { context_bytes, .. }, AnyDevice::Cuda(cuda)) = (self, &device) {
+        if let (JobDevice::Cuda { context_bytes, .. }, AnyDevice::Cuda(cuda)) = (self, &device) {
             *context_bytes = cuda.context_bytes();
         }
         Ok(device)
@@ -174,7 +176,7 @@ impl Place {
     /// folder, unless the caller sets another one.
     pub fn open(&self, threads: usize, arithmetic: Arithmetic) -> Result<AnyDevice, Failure> {
         match self {
-            Place::Cpu => {
+            JobDevice::Cpu => {
                 let cpu = Cpu::new(threads).map_err(Failure::device)?;
                 let cpu = match arithmetic {
                     Arithmetic::F32(unit) => cpu.with_f32_unit(unit),
@@ -183,13 +185,13 @@ impl Place {
                 let folder = own_cache().unwrap_or_else(|_| std::env::temp_dir());
                 Ok(AnyDevice::Cpu(cpu.with_spill_folder(folder)))
             }
-            Place::Cuda { ordinal, .. } => {
+            JobDevice::Cuda { ordinal, .. } => {
                 let cache = own_cache().ok().map(|folder| folder.join("cuda"));
                 let (precision, capability) = (arithmetic.precision(), self.capability());
                 let options = CudaOptions { ordinal: *ordinal, precision, cache, capability };
                 Ok(AnyDevice::Cuda(Box::new(Cuda::open(&options)?)))
             }
-            Place::Elsewhere { name, .. } => Err(Failure::device(format!(
+            JobDevice::Elsewhere { name, .. } => Err(Failure::device(format!(
                 "the plan is for `{name}`, which is not a device of this machine"
             ))),
         }

@@ -5,7 +5,7 @@
 //! Left out: how free memory is read (`train/free_memory.rs`).
 
 use crate::plan::budget::{JobBudget, budget_within};
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::job::Job;
 use smidgen_ir::Policy;
 
@@ -13,7 +13,7 @@ use smidgen_ir::Policy;
 pub struct MemoryFacts {
     pub budget: JobBudget,
     /// The device, with the memory of its driver's context: assumed at first, measured once the device is open.
-    pub place: Place,
+    pub place: JobDevice,
     pub before: Before,
 }
 

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::plan::budget::JobBudget;
 use crate::plan::conditions::Conditions;
 use crate::plan::context::{gpu_context, job_context};
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::{DecodeShape, Demand, Look, Purpose, Request, Solution, SolveError, largest};
 use smidgen_formats::model::Model;
@@ -63,7 +63,7 @@ pub struct GenerationPlan {
 pub fn plan_generation(
     request: &Request,
     model: &Model,
-    place: &Place,
+    place: &JobDevice,
     sizes: &Sizes,
 ) -> Result<GenerationPlan, Failure> {
     let longest = request.spec.max_positions;
@@ -114,7 +114,7 @@ impl Candidate {
     fn new(
         request: &Request,
         model: &Model,
-        place: &Place,
+        place: &JobDevice,
         sizes: &Sizes,
         context: usize,
         pins: &Pins,

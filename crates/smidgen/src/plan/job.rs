@@ -9,7 +9,7 @@ use crate::machine::host;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::audio::{audio_input, continue_speech};
 use crate::plan::budget::{JobBudget, budget_on, refuse_above_machine};
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::plan::model::{build_storage, check_weights, open_model, read_decoder};
 use crate::plan::profiles::{self, ChosenProfile};
 use crate::plan::rank_layout::RankLayout;
@@ -53,7 +53,7 @@ pub struct Job {
     #[doc(hidden)]
     pub arithmetic: Arithmetic,
     #[doc(hidden)]
-    pub place: Place,
+    pub place: JobDevice,
     /// The device whose rates the solver uses.
     #[doc(hidden)]
     pub profile: ChosenProfile,
@@ -416,9 +416,9 @@ fn first_match<T: Copy>(patterns: &[(ModulePattern, T)], path: &str) -> Option<T
 }
 
 /// Refuses a `model.compute` that the device does not support. A CPU without bf16 is not refused: it computes in f32.
-pub fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
+pub fn check_compute(compute: Compute, place: &JobDevice) -> Result<(), Failure> {
     match (compute, place) {
-        (Compute::F16, Place::Cpu) => Err(Failure::recipe(
+        (Compute::F16, JobDevice::Cpu) => Err(Failure::recipe(
             "`model.compute = f16` needs a GPU: the CPU computes in f32 or bf16 (supported: auto, f32, bf16)",
         )),
         (Compute::Bf16, place) => check_bf16(place).map_err(|why| {
@@ -449,7 +449,7 @@ pub fn check_range(model_type: &str, arithmetic: Arithmetic) -> Result<(), Failu
 }
 
 /// `Err` says why the device does not multiply in bf16.
-pub fn check_bf16(place: &Place) -> Result<(), String> {
+pub fn check_bf16(place: &JobDevice) -> Result<(), String> {
     match place.capability() {
         Some(capability) if capability < LEAST_WITH_BF16 => {
             let (name, (major, minor)) = (place.describe(), capability);
@@ -460,7 +460,7 @@ pub fn check_bf16(place: &Place) -> Result<(), String> {
 }
 
 /// `Err` says why the device does not multiply in fp8.
-pub fn check_fp8(place: &Place) -> Result<(), String> {
+pub fn check_fp8(place: &JobDevice) -> Result<(), String> {
     match (place.kind(), place.capability()) {
         (DeviceKind::Cpu, _) => Err("a CPU does not multiply in fp8".to_owned()),
         (DeviceKind::Cuda, Some((8, 9) | (9, 0)) | None) => Ok(()),

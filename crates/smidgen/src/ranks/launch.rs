@@ -50,7 +50,7 @@ impl Launcher {
 
 /// The address at which rank 0 listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Master {
+pub struct MasterAddress {
     pub host: String,
     pub port: u16,
     /// The variables that the user can change if the address is wrong.
@@ -67,7 +67,7 @@ pub struct Launch {
     pub local_size: usize,
     pub launcher: Launcher,
     /// `None` on several machines if no variable has it. MPI can find it; otherwise the user must set it.
-    pub master: Option<Master>,
+    pub master: Option<MasterAddress>,
     /// The launcher's name for the job, which differs between jobs. Empty if it has none.
     pub job: String,
 }
@@ -297,7 +297,7 @@ fn read_master(
     launcher: Launcher,
     is_one_machine: bool,
     job: &str,
-) -> Result<Option<Master>, Failure> {
+) -> Result<Option<MasterAddress>, Failure> {
     if launcher == Launcher::Own {
         let Some(master) = lookup(MASTER_VARIABLE) else {
             return Err(only_one_set(RANK_VARIABLE, MASTER_VARIABLE, launcher));
@@ -306,7 +306,7 @@ fn read_master(
         let Some((host, port)) = parts.filter(|(host, port)| !host.is_empty() && *port != 0) else {
             return Err(Failure::command(format!("`{MASTER_VARIABLE}={master}` is not `host:port`")));
         };
-        return Ok(Some(Master { host: host.to_owned(), port, named_by: MASTER_VARIABLE }));
+        return Ok(Some(MasterAddress { host: host.to_owned(), port, named_by: MASTER_VARIABLE }));
     }
     let (host, port) = (lookup("MASTER_ADDR"), read_port(lookup)?);
     if launcher == Launcher::Torchrun {
@@ -326,7 +326,7 @@ fn read_master(
         expand_nodes(&list)?.into_iter().next()
     };
     let host = host.or_else(local).or_else(first_node);
-    Ok(host.map(|host| Master { host, port, named_by: "MASTER_ADDR and MASTER_PORT" }))
+    Ok(host.map(|host| MasterAddress { host, port, named_by: "MASTER_ADDR and MASTER_PORT" }))
 }
 
 fn read_port(lookup: Lookup) -> Result<Option<u16>, Failure> {

@@ -3,7 +3,7 @@
 //! Time limits are shorter than in a run. The only time that is asserted is that a loss is noticed within ten seconds.
 
 use super::heartbeat::{OnLoss, Times};
-use super::launch::{Launch, Launcher, Master};
+use super::launch::{Launch, Launcher, MasterAddress};
 use super::link::Link;
 use super::rendezvous::{Listener, Member};
 use super::wire::Message;
@@ -37,7 +37,7 @@ fn member(rank: usize, size: usize) -> Member {
 }
 
 fn launch(rank: usize, size: usize, port: u16) -> Launch {
-    let master = Some(Master { host: "127.0.0.1".into(), port, named_by: "MASTER_PORT" });
+    let master = Some(MasterAddress { host: "127.0.0.1".into(), port, named_by: "MASTER_PORT" });
     Launch {
         rank,
         size,
@@ -332,7 +332,7 @@ fn a_port_in_use_is_an_error() {
     let failure = Link::open(&launch(0, 2, port), times(), ignore()).unwrap_err();
     assert_eq!(failure.message, format!("port {port} (MASTER_PORT) is in use on this machine"));
     // Also when it listens at all addresses.
-    let everywhere = Master { host: "some.host".into(), port, named_by: "MASTER_PORT" };
+    let everywhere = MasterAddress { host: "some.host".into(), port, named_by: "MASTER_PORT" };
     let failure = Listener::bind(&everywhere).unwrap_err();
     assert!(failure.message.contains("is in use"), "{failure}");
 }
@@ -340,7 +340,8 @@ fn a_port_in_use_is_an_error() {
 #[test]
 fn a_wrong_host_is_an_error() {
     let mut wrong = launch(1, 2, 1);
-    wrong.master = Some(Master { host: "no-such-host.invalid".into(), port: 1, named_by: "MASTER_ADDR" });
+    wrong.master =
+        Some(MasterAddress { host: "no-such-host.invalid".into(), port: 1, named_by: "MASTER_ADDR" });
     let times = Times { opening: Duration::from_millis(300), ..times() };
     let failure = Link::open(&wrong, times, ignore()).unwrap_err();
     assert!(failure.message.contains("the host of rank 0 is not found"), "{failure}");

@@ -6,7 +6,7 @@
 //! Left out: the address of rank 0, which comes from `launch` or MPI.
 
 use super::heartbeat::Times;
-use super::launch::Master;
+use super::launch::MasterAddress;
 use super::wire::{Message, ReadError};
 use crate::console::progress::say;
 use crate::failure::Failure;
@@ -48,8 +48,8 @@ pub struct Listener {
 
 impl Listener {
     /// Listens at the address from the launcher.
-    pub fn bind(master: &Master) -> Result<Listener, Failure> {
-        let Master { host, port, named_by } = master;
+    pub fn bind(master: &MasterAddress) -> Result<Listener, Failure> {
+        let MasterAddress { host, port, named_by } = master;
         let place = format!("{host}:{port}");
         // At all addresses, because the host name may resolve to another address here than on the other machines. A
         // loopback address is only for ranks of this machine.

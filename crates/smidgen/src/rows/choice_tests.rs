@@ -6,7 +6,7 @@
 use super::*;
 use crate::eval::evaluator::{EvalResources, Evaluator, Subject, plan_evaluation};
 use crate::plan::arithmetic::Arithmetic;
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use crate::rows::question::read_questions;
 use crate::session::adapted::build_adapted_request;
 use serde_json::json;
@@ -78,7 +78,7 @@ fn scores_are_those_of_the_harness() {
         let request = build_adapted_request(&model, None).unwrap();
         let subjects = [Subject { request, adapter: None }];
         let means = EvalResources {
-            place: &Place::Cpu,
+            place: &JobDevice::Cpu,
             budget_bytes: 64 << 20,
             stated: true,
             data_bytes: set.heap_bytes(),
@@ -92,7 +92,7 @@ fn scores_are_those_of_the_harness() {
         };
         // One device for all plans, one after the other.
         let device =
-            Place::Cpu.open(subjects[0].request.threads, Arithmetic::F32(F32Unit::detect())).unwrap();
+            JobDevice::Cpu.open(subjects[0].request.threads, Arithmetic::F32(F32Unit::detect())).unwrap();
         let (peak_bytes, found, mut device) = run(means, device);
         // With less memory, logits are computed in several pieces, and samples are packed with others.
         let (mut budget_bytes, mut plans) = (peak_bytes, 0);
@@ -252,7 +252,7 @@ fn an_evaluation_is_planned_for_a_gpu_of_another_machine() {
     let questions = read_questions(&files, &data(), 0, &tokenizer).unwrap();
     let set = ChoiceSet::build(&questions, &files, "", &tokenizer, limits(128)).unwrap();
     let measured = 300 << 20;
-    let place = Place::Cuda { ordinal: 0, facts: None, context_bytes: Some(measured) };
+    let place = JobDevice::Cuda { ordinal: 0, facts: None, context_bytes: Some(measured) };
     let request = build_adapted_request(&model, None).unwrap();
     let (device, precision) = (place.kind(), Precision::Bf16);
     let subjects = [Subject { request: Request { device, precision, ..request }, adapter: None }];
@@ -280,7 +280,7 @@ fn cuda_scores_as_the_harness_does() {
     let cases: Json =
         serde_json::from_slice(&std::fs::read(fixtures().join("eval/record.json")).unwrap()).unwrap();
     let model = Model::open_folder(&fixtures().join("eval/model")).unwrap();
-    let place = Place::detect(DeviceChoice::Cuda(0)).unwrap();
+    let place = JobDevice::detect(DeviceChoice::Cuda(0)).unwrap();
     for (precision, tolerance) in [(Precision::F32, 1e-4), (Precision::Bf16, 0.1)] {
         let mut device = place.open(1, Arithmetic::Cuda(precision)).unwrap();
         for case in cases.as_array().unwrap() {

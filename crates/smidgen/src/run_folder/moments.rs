@@ -53,7 +53,7 @@ pub fn read<D: Device>(executor: &mut Executor<D>, folder: &Path) -> Result<(), 
 
 /// The place of a file's tensor on the device.
 #[derive(Debug)]
-struct Place {
+struct Destination {
     leaf: ValueId,
     /// The tensor's bytes in the part of the leaf that this rank stores.
     own: Range<usize>,
@@ -64,7 +64,7 @@ struct Place {
     parts: Vec<Range<usize>>,
 }
 
-impl Place {
+impl Destination {
     fn write<D: Device>(&self, executor: &mut Executor<D>, out: &mut dyn Write) -> io::Result<()> {
         let Some(gathered) = self.gathered else {
             return weights::copy_out(executor, self.leaf, self.own.clone(), out);
@@ -76,7 +76,7 @@ impl Place {
 }
 
 /// The tensors of the optimizer state; for 8-bit state the codes as U8 and each block's largest magnitude.
-fn tensors(plan: &Plan) -> (Vec<Place>, Vec<TensorSpec>) {
+fn tensors(plan: &Plan) -> (Vec<Destination>, Vec<TensorSpec>) {
     let (mut places, mut specs) = (Vec::new(), Vec::new());
     for (leaf, name) in weights::leaf_names(plan, LeafKind::Moment) {
         let value = plan.value(leaf);
@@ -119,11 +119,11 @@ impl Half {
     }
 }
 
-fn place(plan: &Plan, leaf: ValueId, ty: &Type, shard: Option<Shard>, half: Half) -> Place {
+fn place(plan: &Plan, leaf: ValueId, ty: &Type, shard: Option<Shard>, half: Half) -> Destination {
     let extent = Extent::default();
     let Some(shard) = shard else {
         let own = half.range(ty.elements(&extent), ty.bytes(&extent));
-        return Place { leaf, own, in_tensor: 0, gathered: None, parts: vec![] };
+        return Destination { leaf, own, in_tensor: 0, gathered: None, parts: vec![] };
     };
     let (_, columns) = ty.shape.at(&extent);
     let ranks = shard.bytes(ty).into_iter().zip(shard.rows(ty));
@@ -135,7 +135,7 @@ fn place(plan: &Plan, leaf: ValueId, ty: &Type, shard: Option<Shard>, half: Half
         .collect();
     let own = &parts[shard.rank.index];
     let first = shard.own_bytes(ty).start;
-    Place {
+    Destination {
         leaf,
         own: own.start - first..own.end - first,
         in_tensor: parts[..shard.rank.index].iter().map(Range::len).sum(),

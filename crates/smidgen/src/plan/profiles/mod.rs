@@ -9,7 +9,7 @@ pub mod saved;
 
 use crate::failure::Failure;
 use crate::machine::host;
-use crate::plan::devices::Place;
+use crate::plan::devices::JobDevice;
 use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, cards};
 use smidgen_hub::own_cache;
@@ -117,9 +117,9 @@ fn built_in(name: &str, threads: usize) -> Result<DeviceProfile, Failure> {
 
 /// The device of a job: of the kind of the profile that the recipe names, if it names one. `must_run`: the device must
 /// exist on this machine.
-pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> Result<Place, Failure> {
+pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> Result<JobDevice, Failure> {
     let Some(profile) = named.map(|named| &named.device) else {
-        return Place::find(memory.device, must_run);
+        return JobDevice::find(memory.device, must_run);
     };
     let differs = |chosen: DeviceChoice| {
         let (name, kind) = (&profile.name, if profile.device == DeviceKind::Cpu { "a CPU" } else { "a GPU" });
@@ -131,15 +131,15 @@ pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> 
     match (profile.device, memory.device) {
         (DeviceKind::Cpu, chosen @ DeviceChoice::Cuda(_))
         | (DeviceKind::Cuda, chosen @ DeviceChoice::Cpu) => Err(differs(chosen)),
-        (DeviceKind::Cpu, DeviceChoice::Auto | DeviceChoice::Cpu) => Ok(Place::Cpu),
+        (DeviceKind::Cpu, DeviceChoice::Auto | DeviceChoice::Cpu) => Ok(JobDevice::Cpu),
         (DeviceKind::Cuda, chosen @ (DeviceChoice::Auto | DeviceChoice::Cuda(_))) if must_run => {
             let ordinal = if let DeviceChoice::Cuda(ordinal) = chosen { ordinal } else { 0 };
-            Place::find(DeviceChoice::Cuda(ordinal), true).map_err(|failure| {
+            JobDevice::find(DeviceChoice::Cuda(ordinal), true).map_err(|failure| {
                 let name = &profile.name;
                 failure.hint(format!("`smidgen plan` plans for `{name}` on any machine; remove `memory.profile` to train on this one"))
             })
         }
-        (DeviceKind::Cuda, DeviceChoice::Auto | DeviceChoice::Cuda(_)) => Ok(Place::Elsewhere {
+        (DeviceKind::Cuda, DeviceChoice::Auto | DeviceChoice::Cuda(_)) => Ok(JobDevice::Elsewhere {
             name: profile.name.clone(),
             memory_bytes: profile.memory_bytes,
             overhead: profile.overhead,
@@ -149,9 +149,9 @@ pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> 
 
 /// The profile for a recipe that names none. For a GPU that is not on this machine and a stated budget, it is that of
 /// the built-in card whose memory is nearest to the budget; otherwise as [`of_place`].
-pub fn of_place_within(place: &Place, threads: usize, measured: bool, budget: Budget) -> ChosenProfile {
+pub fn of_place_within(place: &JobDevice, threads: usize, measured: bool, budget: Budget) -> ChosenProfile {
     match (place, budget) {
-        (Place::Cuda { facts: None, .. }, Budget::Bytes(bytes)) => {
+        (JobDevice::Cuda { facts: None, .. }, Budget::Bytes(bytes)) => {
             let distance = |card: &&cards::Card| card.memory_bytes().abs_diff(bytes);
             let newer = cards::CARDS.iter().filter(|card| card.capability >= LEAST_WITH_BF16);
             let card = newer.min_by_key(distance).expect("there are cards");
@@ -163,18 +163,18 @@ pub fn of_place_within(place: &Place, threads: usize, measured: bool, budget: Bu
 
 /// The profile measured on this machine if `measured` allows it, or else the most similar built-in one. Without
 /// `measured` the result does not depend on this machine's CPU.
-pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile {
+pub fn of_place(place: &JobDevice, threads: usize, measured: bool) -> ChosenProfile {
     let found = measured.then(|| device_name(place, threads).and_then(|name| cached(&name))).flatten();
     if let Some(device) = found {
         return ChosenProfile { device, origin: Origin::Measured };
     }
     let device = match place {
-        Place::Cpu if measured && F32Unit::detect() == F32Unit::Amx => DeviceProfile::cpu_amx(threads),
-        Place::Cpu => DeviceProfile::cpu(threads),
-        Place::Cuda { facts: Some(facts), .. } => {
+        JobDevice::Cpu if measured && F32Unit::detect() == F32Unit::Amx => DeviceProfile::cpu_amx(threads),
+        JobDevice::Cpu => DeviceProfile::cpu(threads),
+        JobDevice::Cuda { facts: Some(facts), .. } => {
             cards::most_like(&facts.name, facts.capability, facts.total_bytes).profile()
         }
-        Place::Cuda { facts: None, .. } | Place::Elsewhere { .. } => {
+        JobDevice::Cuda { facts: None, .. } | JobDevice::Elsewhere { .. } => {
             let device = cards::find("rtx-4090").expect("a built-in card").profile();
             return ChosenProfile { device, origin: Origin::Assumed };
         }
@@ -183,11 +183,11 @@ pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile 
 }
 
 /// The name under which the profile of a device is saved. It has the number of threads of a CPU, on which rates depend.
-pub fn device_name(place: &Place, threads: usize) -> Option<String> {
+pub fn device_name(place: &JobDevice, threads: usize) -> Option<String> {
     match place {
-        Place::Cpu => Some(format!("{}, {threads} threads", host::processor_name())),
-        Place::Cuda { facts, .. } => facts.as_ref().map(|facts| facts.name.clone()),
-        Place::Elsewhere { .. } => None,
+        JobDevice::Cpu => Some(format!("{}, {threads} threads", host::processor_name())),
+        JobDevice::Cuda { facts, .. } => facts.as_ref().map(|facts| facts.name.clone()),
+        JobDevice::Elsewhere { .. } => None,
     }
 }
 
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(cpu.device, DeviceProfile::cpu(3));
         assert_eq!(chosen("cpu-amx").device, DeviceProfile::cpu_amx(3));
         for must_run in [false, true] {
-            assert_eq!(place(&memory(DeviceChoice::Auto), Some(&cpu), must_run).unwrap(), Place::Cpu);
+            assert_eq!(place(&memory(DeviceChoice::Auto), Some(&cpu), must_run).unwrap(), JobDevice::Cpu);
         }
         assert!(place(&memory(DeviceChoice::Cuda(0)), Some(&cpu), false).is_err());
     }
@@ -260,9 +260,9 @@ mod tests {
 
     #[test]
     fn the_most_similar_built_in_profile_is_the_fallback() {
-        let chosen = of_place(&Place::Cpu, 3, false);
+        let chosen = of_place(&JobDevice::Cpu, 3, false);
         assert_eq!((chosen.device, chosen.origin), (DeviceProfile::cpu(3), Origin::Nearest));
-        let unknown = Place::Cuda { ordinal: 0, facts: None, context_bytes: None };
+        let unknown = JobDevice::Cuda { ordinal: 0, facts: None, context_bytes: None };
         assert!(!of_place(&unknown, 1, false).has_rates());
         let within = |gib: u64| of_place_within(&unknown, 1, false, Budget::Bytes(gib << 30));
         assert_eq!((within(8).device.name, within(8).origin), ("rtx-4060".to_owned(), Origin::Assumed));
