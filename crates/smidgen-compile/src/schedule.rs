@@ -7,7 +7,7 @@ use crate::passes::join_operands::{self, Layout};
 use crate::passes::reuse_in_place::{SharedBuffers, owner_of};
 use crate::request::Request;
 use smidgen_ir::plan::{align_up, ends_of_transfers};
-use smidgen_ir::workspace::{Target, workspace_bytes};
+use smidgen_ir::workspace::Target;
 use smidgen_ir::{
     Buffer, BufferId, ByValue, Category, DType, DeviceKind, Dim, Entry, EntryPlan, Fusion, Graph, Lap,
     LeafKind, Lifetime, Node, Operands, Plan, PlannedValue, Property, Space, SpaceSize, Step, Type, Value,
@@ -150,7 +150,7 @@ pub fn plan_lifetimes(
                 types.extend(ids.iter().map(|id| &graph.value(*id).ty));
             }
             let [inputs, outputs, updates] = &types;
-            let scratch = workspace_bytes(&node.op, inputs, &extent, target);
+            let scratch = node.op.workspace_bytes(inputs, &extent, target);
             let life = Lifetime::Steps { entry, first: index, last: index };
             let before: Option<&Step> = steps.last().filter(|_| index > 0 && ends[index - 1] >= index);
             let workspace = match before {

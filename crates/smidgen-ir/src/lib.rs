@@ -16,6 +16,7 @@ pub mod grouped_digits;
 mod loss_head;
 pub mod op;
 mod op_attributes;
+mod op_questions;
 mod op_shapes;
 mod op_table;
 pub mod plan;

@@ -19,9 +19,9 @@ use crate::op_shapes::{MOMENTS_IN_8_BITS, Rule, ShapeError};
 use crate::op_table::{Batching, BoundBy, Fusion, Property, Route, column, op_pattern, op_table};
 use crate::rank::{Rank, Shard};
 use crate::rope::RopeSpec;
-use crate::shape::Type;
+use crate::shape::{Extent, Type};
 use crate::storage::{DType, Storage};
-use crate::workspace::StepInputs;
+use crate::workspace::{StepInputs, Target};
 
 op_table! { forward {
     /// ids (T), table (V, C) → (T, C) as `element`: rows of the table times `scale`; the gradient leaves out row `padding`

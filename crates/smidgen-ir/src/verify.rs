@@ -209,14 +209,16 @@ fn check_node(
             check_own_rows(leaf, slice, first_row, shard, findings);
         }
     }
-    if let (Op::AllGather(_), [divided]) = (&node.op, &node.inputs[..])
+    let gathers = matches!(node.op, Op::AllGather(_));
+    if let [divided] = &node.inputs[..]
+        && gathers
         && graph.value(*divided).space != Space::Device
     {
         let value = graph.value(*divided);
         findings.push(format!("{place}: `{}` is on {}", value.name, value.space.name()));
     }
     let divided = node.reads().find(|id| graph.value(*id).role.shard().is_some());
-    if let Some(id) = divided.filter(|_| !matches!(node.op, Op::AllGather(_))) {
+    if let Some(id) = divided.filter(|_| !gathers) {
         findings.push(format!("{place}: `{}` is divided over ranks", graph.value(id).name));
     }
     for output in &node.outputs {

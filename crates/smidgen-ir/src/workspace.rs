@@ -1,11 +1,10 @@
 //! Scratch memory of one step: its size on a CPU and on a GPU, next to each other.
 //!
-//! The planner reserves the scratch and a device refuses a plan that gives it less, so both call `workspace_bytes`. The op
+//! The planner reserves the scratch and a device refuses a plan that gives it less, so both call `Op::workspace_bytes`. The op
 //! table says which of these sizes an operation needs; most need none. The parts that they are made of are in
 //! `workspace_cpu.rs` and `workspace_cuda.rs`, where kernels read them too.
 
 use crate::loss_head::{HeadPiece, LossHead};
-use crate::op::Op;
 use crate::op_attributes::AttentionShape;
 use crate::plan::{DeviceKind, Precision, align_up};
 use crate::shape::{Extent, Type};
@@ -22,17 +21,12 @@ pub struct Target {
     pub threads: usize,
 }
 
-/// Bytes of scratch for one step at the planned extent; 0 = none.
-pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Target) -> usize {
-    op.scratch(&StepInputs { inputs, extent, target })
-}
-
 /// The inputs of one step, and the sizes that rows of the op table name.
 #[derive(Clone, Copy)]
 pub(crate) struct StepInputs<'a> {
     pub inputs: &'a [&'a Type],
-    extent: &'a Extent,
-    target: Target,
+    pub extent: &'a Extent,
+    pub target: Target,
 }
 
 impl<'a> StepInputs<'a> {

@@ -5,7 +5,7 @@
 
 use crate::comm::CommError;
 use crate::shared_host::SharedHost;
-use smidgen_ir::workspace::{Target, workspace_bytes};
+use smidgen_ir::workspace::Target;
 use smidgen_ir::{
     DType, DeviceKind, Dim, Entry, Extent, Op, Plan, Precision, Route, Shape, Shard, Space, Storage, Type,
     ValueId, ValueRole,
@@ -299,7 +299,7 @@ impl BoundStep {
     pub fn workspace_bytes(&self, device: DeviceKind, threads: usize, extent: &Extent) -> usize {
         let types: Vec<Type> = self.inputs.iter().map(Operand::ty).collect();
         let inputs: Vec<&Type> = types.iter().collect();
-        workspace_bytes(&self.op, &inputs, extent, Target { device, precision: self.precision, threads })
+        self.op.workspace_bytes(&inputs, extent, Target { device, precision: self.precision, threads })
     }
 }
 

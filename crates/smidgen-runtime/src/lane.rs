@@ -47,14 +47,14 @@ pub fn bind_exchange(step: &BoundStep, span: impl Fn(&Operand) -> Span) -> Excha
             });
             Exchange::Scatter(scattered.collect())
         }
-        (Op::AllGather(shard), []) => {
-            Exchange::Complete(updates().map(|value| (span(value), value.parts(*shard))).collect())
-        }
-        // The last input is this rank's part, on the device.
-        (Op::AllGather(shard), [.., own]) => {
-            let whole = &step.outputs[0];
-            Exchange::Gather { own: span(own), whole: span(whole), parts: whole.parts(*shard) }
-        }
+        (Op::AllGather(shard), inputs) => match inputs.last() {
+            None => Exchange::Complete(updates().map(|value| (span(value), value.parts(*shard))).collect()),
+            // The last input is this rank's part, on the device.
+            Some(own) => {
+                let whole = &step.outputs[0];
+                Exchange::Gather { own: span(own), whole: span(whole), parts: whole.parts(*shard) }
+            }
+        },
         (other, _) => unreachable!("`{}` is not a collective", other.name()),
     }
 }

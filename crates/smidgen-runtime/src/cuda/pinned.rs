@@ -109,10 +109,10 @@ impl Drop for Pinned {
         }
         if self.is_allocated {
             // SAFETY: allocated in `new`, freed once.
-            drop(unsafe { result::free_host(self.pointer.cast()) });
+            let _ = unsafe { result::free_host(self.pointer.cast()) };
         } else {
             // SAFETY: mapped in `over`, unmapped once.
-            drop(unsafe { libc::munmap(self.pointer.cast(), self.bytes) });
+            let _ = unsafe { libc::munmap(self.pointer.cast(), self.bytes) };
         }
     }
 }

@@ -22,7 +22,7 @@ use smidgen_ir::{
 };
 use smidgen_runtime::cpu::convert::{bf16_to_f32, f16_to_f32};
 use smidgen_runtime::cuda::CudaOptions;
-use smidgen_runtime::cuda::generation::Capability;
+use smidgen_runtime::cuda::gpu_generation::Capability;
 use smidgen_runtime::{Cpu, Cuda, Device, Executor};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

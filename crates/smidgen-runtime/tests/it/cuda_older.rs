@@ -12,7 +12,7 @@ use crate::cuda_agrees::{
 use crate::subject::Subject;
 use smidgen_ir::{DeviceKind, Precision};
 use smidgen_runtime::cuda::CudaOptions;
-use smidgen_runtime::cuda::generation::Capability;
+use smidgen_runtime::cuda::gpu_generation::Capability;
 use smidgen_runtime::{Cuda, DeviceError, Executor};
 use std::path::PathBuf;
 

@@ -5,7 +5,7 @@
 use crate::decoder::Choice;
 use proptest::prelude::*;
 use smidgen_compile::AdapterForm;
-use smidgen_ir::workspace::{Target, workspace_bytes};
+use smidgen_ir::workspace::Target;
 use smidgen_ir::{
     AttentionShape, Block, Code4, DType, DeviceKind, Dim, Entry, Extent, HeadPiece, LayerSet, LossHead, Norm,
     Op, Plan, Precision, Shape, Space, Storage, Type,
@@ -51,7 +51,7 @@ fn operand(ty: &Type, extent: &Extent) -> Operand {
 /// Checks that the device accepts the planned size and refuses one byte less.
 fn check_exact(cpu: &Cpu, op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) {
     let target = Target { device: DeviceKind::Cpu, precision: Precision::F32, threads: cpu.threads() };
-    let planned = workspace_bytes(&op, &inputs.iter().collect::<Vec<_>>(), extent, target);
+    let planned = op.workspace_bytes(&inputs.iter().collect::<Vec<_>>(), extent, target);
     let mut step = bound_step(op, inputs, updates, extent);
     if planned > 0 {
         step.workspace = Some((0, planned));

@@ -34,7 +34,7 @@ use smidgen_ir::{DType, Extent, Rank, Storage};
 use smidgen_recipe::{self as recipe, BaseFormat, Compute, ModelPath, Recipe, RecipePath};
 use smidgen_runtime::AnyDevice;
 use smidgen_runtime::comm::Nccl;
-use smidgen_runtime::cuda::generation::Capability;
+use smidgen_runtime::cuda::gpu_generation::Capability;
 use smidgen_runtime::cuda::peers::Peers;
 use std::path::{Path, PathBuf};
 use std::time::Instant;

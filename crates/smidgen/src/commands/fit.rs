@@ -26,7 +26,7 @@ use smidgen_hub::Access;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DeviceKind, Extent};
 use smidgen_recipe::{Budget as RecipeBudget, DeviceChoice, ModelPath, ProfileChoice, Recipe};
-use smidgen_runtime::cuda::generation::LEAST_WITH_BF16;
+use smidgen_runtime::cuda::gpu_generation::LEAST_WITH_BF16;
 use std::cmp::Ordering;
 use std::path::Path;
 use textwrap::core::display_width;

@@ -11,7 +11,7 @@ use smidgen_compile::{DeviceProfile, Overhead};
 use smidgen_hub::own_cache;
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::{Compute, DeviceChoice};
-use smidgen_runtime::cuda::generation::{Capability, LEAST_WITH_BF16};
+use smidgen_runtime::cuda::gpu_generation::{Capability, LEAST_WITH_BF16};
 use smidgen_runtime::cuda::{self, CudaOptions, GpuFacts};
 use smidgen_runtime::{AnyDevice, Cpu, Cuda, DeviceError};
 

@@ -35,7 +35,7 @@ use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Rank, Workload};
 use smidgen_recipe::{
     AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, Optimizer, Recipe, RecipePath,
 };
-use smidgen_runtime::cuda::generation::LEAST_WITH_BF16;
+use smidgen_runtime::cuda::gpu_generation::LEAST_WITH_BF16;
 
 /// What will run: a recipe with its model opened, its rows tokenized, its device and its budget found.
 ///

@@ -16,7 +16,7 @@ use smidgen_hub::own_cache;
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::{Budget, DeviceChoice, Memory, ProfileChoice};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
-use smidgen_runtime::cuda::generation::LEAST_WITH_BF16;
+use smidgen_runtime::cuda::gpu_generation::LEAST_WITH_BF16;
 use std::path::PathBuf;
 
 /// A profile and its origin.
