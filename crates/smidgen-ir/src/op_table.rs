@@ -102,10 +102,10 @@ macro_rules! op_pattern {
         $(#[$doc:meta])*
         $variant:ident $( ($($of_tuple:tt)*) )? $( { $($of_struct:tt)* } )? => { $($columns:tt)* }
     )+) => {
-        #[doc = "A pattern for the operations of a section of the op table."]
+        #[doc = "A pattern for the operations of a section of the op table, where `Op` is imported."]
         #[macro_export]
         macro_rules! $name {
-            () => { $( $crate::Op::$variant { .. } )|+ };
+            () => { $( Op::$variant { .. } )|+ };
         }
     };
 }

@@ -46,7 +46,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "imports and hints",
-        most_lines: 5_654,
+        most_lines: 5_380,
         paths: &[
             "smidgen-recipe/src/foreign.rs",
             "smidgen-recipe/src/import/",
@@ -57,7 +57,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "ranks and comm",
-        most_lines: 3_903,
+        most_lines: 3_893,
         paths: &[
             "smidgen-compile/src/passes/shard.rs",
             "smidgen-runtime/src/comm/",
@@ -123,7 +123,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "limits for hostile files",
-        most_lines: 1_219,
+        most_lines: 1_157,
         paths: &[
             "smidgen-data/src/parquet_limits.rs",
             "smidgen-formats/src/json_file.rs",
