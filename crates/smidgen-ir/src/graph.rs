@@ -7,9 +7,10 @@
 use crate::op::Op;
 use crate::rank::Shard;
 use crate::shape::{Dim, Extent, Type};
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
+
+pub use crate::target::Space;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub u32);
@@ -171,31 +172,6 @@ impl ValueRole {
             return ty.storage.bytes(*rows, ty.shape.at(extent).1);
         }
         self.shard().map_or_else(|| ty.bytes(extent), |shard| shard.own_bytes(ty).len())
-    }
-}
-
-/// Where a value is stored. Operations work on the device; offloaded values are copied there and back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Space {
-    /// The memory that the budget limits: the GPU's, or RAM if the device is the CPU.
-    #[default]
-    Device,
-    /// Pinned host memory, if the device is a GPU.
-    Host,
-    /// A file on disk.
-    Disk,
-}
-
-impl Space {
-    pub const ALL: [Space; 3] = [Space::Device, Space::Host, Space::Disk];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Space::Device => "device",
-            Space::Host => "host",
-            Space::Disk => "disk",
-        }
     }
 }
 

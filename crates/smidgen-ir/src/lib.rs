@@ -26,6 +26,7 @@ pub mod rank;
 pub mod rope;
 pub mod shape;
 pub mod storage;
+mod target;
 pub mod text;
 pub mod verify;
 pub mod words;

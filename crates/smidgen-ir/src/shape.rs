@@ -10,6 +10,10 @@ use std::fmt;
 /// Values start at multiples of this many bytes: whole cache lines, aligned for vector loads and CUDA copies.
 pub const ALIGNMENT: usize = 256;
 
+pub const fn align_up(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
 /// One dimension of a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dim {

@@ -6,8 +6,8 @@
 
 use crate::loss_head::{HeadPiece, LossHead};
 use crate::op_attributes::AttentionShape;
-use crate::plan::{DeviceKind, Precision, align_up};
-use crate::shape::{Extent, Type};
+use crate::shape::{Extent, Type, align_up};
+use crate::target::{DeviceKind, Precision};
 use crate::workspace_cpu::{self as cpu_sizes, CpuStep, aligned_floats};
 use crate::workspace_cuda::{self as gpu_sizes, CudaStep, MATMUL_BYTES};
 use std::ops::Range;

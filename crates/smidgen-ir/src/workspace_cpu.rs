@@ -4,8 +4,8 @@
 //! Counts are in f32 unless the name or the comment says otherwise.
 
 use crate::op_attributes::AttentionShape;
-use crate::plan::Precision;
 use crate::shape::{Extent, Type};
+use crate::target::Precision;
 
 /// Depth of a packed block of a matmul's right operand.
 pub const DEPTH_BLOCK: usize = 640;

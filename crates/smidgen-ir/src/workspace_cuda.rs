@@ -5,9 +5,9 @@
 //! the sizes up for each operation. Nothing depends on the model of the GPU, so a plan is the same for all of them.
 
 use crate::op_attributes::AttentionShape;
-use crate::plan::{Precision, align_up};
-use crate::shape::{Extent, Type};
+use crate::shape::{Extent, Type, align_up};
 use crate::storage::{DType, Storage};
+use crate::target::Precision;
 
 /// Scratch of one matmul (cuBLASLt's workspace), for sums that are split along the depth.
 pub const MATMUL_BYTES: usize = 32 << 20;
