@@ -13,9 +13,10 @@ use crate::error::ModelError;
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let spec = read_like_llama(config, family)?;
     let (layers, window) = (spec.layers.len(), config.size("sliding_window")?);
-    let windows = match config.is_part() {
-        true => config.common_window(layers)?,
-        false => config.windows(layers, window, |_| window.is_some())?,
+    let windows = if config.is_part() {
+        config.common_window(layers)?
+    } else {
+        config.windows(layers, window, |_| window.is_some())?
     };
     Ok(spec.with_windows(&windows))
 }
