@@ -94,15 +94,12 @@ impl Sizes {
         let hidden = keys.size("embedding_length")?;
         let heads = keys.size("attention.head_count")?;
         let differs = keys.architecture.special == Special::Gemma4;
-        let of_layers = |key: &str| match differs {
-            true => keys.sizes(key, layers),
-            false => Ok(vec![keys.size(key)?; layers as usize]),
+        let of_layers = |key: &str| {
+            if differs { keys.sizes(key, layers) } else { Ok(vec![keys.size(key)?; layers as usize]) }
         };
         let has_kv_heads = keys.metadata.get(&keys.full("attention.head_count_kv")).is_some();
-        let kv_heads = match has_kv_heads {
-            true => of_layers("attention.head_count_kv")?,
-            false => vec![heads; layers as usize],
-        };
+        let kv_heads =
+            if has_kv_heads { of_layers("attention.head_count_kv")? } else { vec![heads; layers as usize] };
         if let Some(other) = kv_heads.iter().find(|kv_heads| !heads.is_multiple_of(**kv_heads)) {
             let supported = "divisors of `attention.head_count`";
             return keys.unsupported("attention.head_count_kv", &other.to_string(), supported);
@@ -111,10 +108,7 @@ impl Sizes {
         let rope_dim = keys.whole("rope.dimension_count")?.unwrap_or(full_head_dim);
         let sizes = ["attention.key_length", "attention.value_length", "rope.dimension_count"];
         check_heads(keys, sizes, full_head_dim)?;
-        let head_dim = match differs {
-            true => keys.size("attention.key_length_swa")?,
-            false => full_head_dim,
-        };
+        let head_dim = if differs { keys.size("attention.key_length_swa")? } else { full_head_dim };
         if differs {
             check_heads(
                 keys,
