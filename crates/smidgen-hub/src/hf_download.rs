@@ -33,18 +33,23 @@ pub fn retry<T>(
     what: &str,
     mut call: impl FnMut() -> Result<T, (RequestError, u64)>,
 ) -> Result<T, HubError> {
-    let mut failed = 0;
+    let (mut failed, mut all_gained_bytes) = (0, 0);
     loop {
         let (error, gained_bytes) = match call() {
             Ok(done) => return Ok(done),
             Err((RequestError::Final(error) | RequestError::NoRevision(error), _)) => return Err(error),
             Err((RequestError::Temporary(error), gained_bytes)) => (error, gained_bytes),
         };
+        all_gained_bytes += gained_bytes;
         failed = if gained_bytes >= PROGRESS_BYTES { 1 } else { failed + 1 };
         if failed == ATTEMPTS {
-            return Err(error
-                .context(format!("cannot download {what}"))
-                .hint("run the same command again: it continues where the download stopped"));
+            let remedy = match all_gained_bytes {
+                0 => {
+                    "check the network, the proxy and `HF_ENDPOINT`; with `HF_HUB_OFFLINE=1` only what is cached is used"
+                }
+                _ => "run the same command again: it continues where the download stopped",
+            };
+            return Err(error.context(format!("cannot download {what}")).hint(remedy));
         }
         progress.warn(&format!("{error}; attempt {} of {ATTEMPTS}", failed + 1));
         sleep(FIRST_PAUSE * (1 << (failed - 1)));

@@ -40,10 +40,11 @@ pub fn per_epoch_note(draft: &mut Draft, key: &'static str, found: &Found<'_>, t
     };
     let per_interval = per_step * times;
     let example = 1_000_000.0 / per_interval;
-    let example = if example >= 1.0 { format!(": {} for a million", example.floor()) } else { String::new() };
+    let example =
+        if example >= 1.0 { format!("; for a million that is {}", example.floor()) } else { String::new() };
     draft.leave_out(
         found,
-        format!("`{key}` counts steps, not epochs; write the {unit} / {per_interval}{example}"),
+        format!("`{key}` counts steps, not epochs; set it to the {unit} / {per_interval}{example}"),
     );
 }
 

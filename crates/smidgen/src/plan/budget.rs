@@ -103,7 +103,7 @@ pub fn budget_on(place: &JobDevice, budget: Budget) -> Result<JobBudget, Failure
         (Budget::Auto, kind, Some(free)) => Ok(free_budget(kind, free)),
         (Budget::Auto, DeviceKind::Cuda, None) => {
             Err(Failure::memory("cannot read the free memory of the GPU")
-                .hint("set a budget: `memory.budget = \"24GiB\"`"))
+                .hint("set a budget: `memory.budget = \"24GiB\"`; `memory.profile = \"rtx-4090\"` plans for a card that is not here"))
         }
         (Budget::Auto, DeviceKind::Cpu, None) => match host::free_memory_bytes() {
             Some(free) => Ok(free_budget(DeviceKind::Cpu, free)),

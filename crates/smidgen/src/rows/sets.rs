@@ -265,6 +265,11 @@ fn read_set(
     };
     let progress = RowProgress::new(access.is_quiet());
     prepare_set(&parts, model, options, &mut |rows| progress.add(rows)).map_err(|error| {
+        // A model that is known by its sizes alone has no folder.
+        if let (PrepareError::Read { .. }, false) = (&error, model.path().exists()) {
+            let name = model.path().display();
+            return ReadData::Absent(Failure::model(format!("there is no tokenizer for `{name}` here")));
+        }
         let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
         let hint = error.hint();
         let failure = match error {

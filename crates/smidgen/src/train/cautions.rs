@@ -22,6 +22,8 @@ pub struct Facts {
     pub samples: usize,
     /// `train.batch`; `None` if the batch is given in tokens.
     pub batch: Option<usize>,
+    /// Samples that `data.split` takes from the training rows; 0 if they are evaluated.
+    pub unused: usize,
 }
 
 impl Facts {
@@ -41,14 +43,18 @@ impl Facts {
                 Batch::Samples(samples) => Some(samples),
                 Batch::Tokens(_) => None,
             },
+            unused: match &rows.eval {
+                Some(eval) if job.recipe.data.eval.is_empty() && train.eval_every == 0 => eval.len(),
+                _ => 0,
+            },
         }
     }
 }
 
 /// One line each, without `warning:`.
 pub fn cautions(facts: &Facts) -> Vec<String> {
-    let Facts { lr, is_full, weight_decay, dropout, warmup_steps, total_steps, epochs, samples, batch } =
-        *facts;
+    let Facts { lr, is_full, weight_decay, dropout, .. } = *facts;
+    let Facts { warmup_steps, total_steps, epochs, samples, batch, unused } = *facts;
     let batch = batch.unwrap_or(0);
     let rules = [
         (
@@ -70,7 +76,20 @@ pub fn cautions(facts: &Facts) -> Vec<String> {
             ),
         ),
         (
-            warmup_steps >= total_steps,
+            // The first step of a warm-up has learning rate 0.
+            warmup_steps > 0 && total_steps == 1,
+            "`train.warmup` leaves the only step a learning rate of 0, so nothing is learned: set `train.warmup = 0`, or more \
+             steps with `train.epochs`"
+                .into(),
+        ),
+        (
+            unused > 0,
+            format!(
+                "`data.split` holds {unused} samples back, and nothing evaluates them: set `train.eval_every`, or remove it"
+            ),
+        ),
+        (
+            warmup_steps >= total_steps && total_steps > 1,
             format!(
                 "`train.warmup` takes {warmup_steps} steps of a run of {total_steps}: the learning rate never reaches `train.lr`"
             ),
@@ -110,6 +129,7 @@ mod tests {
         epochs: 1,
         samples: 4957,
         batch: Some(16),
+        unused: 0,
     };
 
     #[test]
@@ -135,6 +155,8 @@ mod tests {
             (Facts { lr: 1e-7, ..USUAL }, "`train.lr = 0.0000001` is low"),
             (Facts { is_full: true, ..USUAL }, "`train.lr = 0.0002` is high for full training"),
             (Facts { warmup_steps: 200, ..USUAL }, "`train.warmup` takes 200 steps of a run of 200"),
+            (Facts { warmup_steps: 1, total_steps: 1, ..USUAL }, "`train.warmup` leaves the only step"),
+            (Facts { unused: 12, ..USUAL }, "`data.split` holds 12 samples back"),
             (Facts { weight_decay: 1.5, ..USUAL }, "`train.weight_decay = 1.5` is high"),
             (Facts { samples: 15, ..USUAL }, "`train.batch = 16` is more than the 15 samples"),
             (Facts { epochs: 51, ..USUAL }, "200 steps go over the 4957 samples 51 times"),

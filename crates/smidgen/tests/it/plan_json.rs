@@ -371,6 +371,11 @@ fn a_published_model_is_planned_without_network() {
     let note = "`hf:Qwen/Qwen2.5-7B-Instruct` is not downloaded: planned from its sizes, which smidgen knows, as if \
                 it were stored as bf16";
     assert!(known["notes"].as_array().unwrap().contains(&json!(note)), "{}", known["notes"]);
+    // Rows of text need a tokenizer, which the program does not have.
+    scratch.write("rows.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
+    let with_text = ["model.path=hf:Qwen/Qwen2.5-7B-Instruct", "data.train=rows.jsonl", "data.format=auto"];
+    let notes = scratch.plan(&[&card[..], &with_text[..]].concat())["notes"].to_string();
+    assert!(notes.contains("planned without data (there is no tokenizer for `qwen2.5-7b` here"), "{notes}");
     // A model that the program does not know, and a run, still need the network.
     let words = ["`hf:org/unknown` is not in the cache"];
     scratch.refused(1, &["plan", "recipe.toml", "model.path=hf:org/unknown"], &words);
