@@ -54,7 +54,7 @@ impl Facts {
 /// One line each, without `warning:`.
 pub fn cautions(facts: &Facts) -> Vec<String> {
     let Facts { lr, is_full, weight_decay, dropout, .. } = *facts;
-    let Facts { warmup_steps, total_steps, epochs, samples, batch, unused } = *facts;
+    let Facts { warmup_steps, total_steps, epochs, samples, batch, unused, .. } = *facts;
     let batch = batch.unwrap_or(0);
     let rules = [
         (
