@@ -207,6 +207,12 @@ impl<'a> Config<'a> {
         Ok([rope(full, full_theta, full_dim)?, rope(sliding, sliding_theta, sliding_dim)?])
     }
 
+    /// A list of whole numbers, 0 or above.
+    pub fn counts(&self, key: &str) -> Result<Option<Vec<usize>>, ModelError> {
+        let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
+        self.typed(key, "a list of whole numbers", |value| value.as_array()?.iter().map(number).collect())
+    }
+
     /// A list of flags: false and 0 are off.
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, ModelError> {
         let is_on = |flag: &Value| flag.as_bool().or_else(|| flag.as_f64().map(|flag| flag != 0.0));

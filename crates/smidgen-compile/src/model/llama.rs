@@ -61,6 +61,7 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
         max_positions: config.required_size("max_position_embeddings")?,
         stored: config.stored_dtype()?,
         audio: None,
+        unread_layers: 0,
     };
     Ok(spec.with_gated(|gated| gated.activation = activation))
 }
