@@ -101,7 +101,9 @@ fn is_adapted(spec: &DecoderSpec, linear: &Linear, name: &str) -> bool {
         _ => None,
     });
     match (linear.kind, of_experts) {
-        (LinearKind::Experts(_), Some(parameter)) if !name.contains(EXPERTS) => linear.path.ends_with(parameter),
+        (LinearKind::Experts(_), Some(parameter)) if !name.contains(EXPERTS) => {
+            linear.path.ends_with(parameter)
+        }
         (LinearKind::Experts(_), _) => {
             name == EXPERTS || (name.contains(EXPERTS) && path_matches(&linear.path, name))
         }

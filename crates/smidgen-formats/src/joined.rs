@@ -175,7 +175,12 @@ impl JoinedWeight {
     }
 
     /// Fills `target` with rows as f32. `held` keeps a transposed matrix between calls.
-    pub fn read_rows(&self, first: usize, target: &mut [f32], held: &mut HeldExpert) -> Result<(), WeightError> {
+    pub fn read_rows(
+        &self,
+        first: usize,
+        target: &mut [f32],
+        held: &mut HeldExpert,
+    ) -> Result<(), WeightError> {
         let columns = self.columns();
         let rows = target.len().checked_div(columns).unwrap_or(0);
         if let Some(turned) = self.turned {
@@ -183,7 +188,9 @@ impl JoinedWeight {
                 let expert = row / turned.rows;
                 held.load(&self.sources[0], expert, turned)?;
                 let column = turned.column(row % turned.rows);
-                for (number, stored) in target.iter_mut().zip(held.numbers[column..].iter().step_by(turned.rows)) {
+                for (number, stored) in
+                    target.iter_mut().zip(held.numbers[column..].iter().step_by(turned.rows))
+                {
                     *number = *stored;
                 }
             }

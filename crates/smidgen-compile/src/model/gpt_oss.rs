@@ -22,7 +22,8 @@ const NAMES: ExpertNames = ExpertNames {
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let biases = config.flag("attention_bias", true)?;
     let spec = read_like_llama(config, family)?;
-    let windows = config.windows(spec.layers.len(), config.size("sliding_window")?, |layer| layer % 2 == 0)?;
+    let windows =
+        config.windows(spec.layers.len(), config.size("sliding_window")?, |layer| layer % 2 == 0)?;
     let router = read_router(config, &["num_local_experts", "num_experts"])?;
     let activation = Activation::ClampedSwiglu {
         limit: config.required_float("swiglu_limit")?,
