@@ -4,7 +4,7 @@
 //! linears and norms a layer has, with their paths below the layer, follows from its description.
 
 use super::experts::ExpertsSpec;
-use super::tensors::LinearKind;
+pub use super::parts::{GatedSpec, LayerLinear, MLP, NormForm, NormSpec};
 use smidgen_ir::{Activation, AttentionShape, Norm};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -52,22 +52,6 @@ pub struct LayerNorms {
     pub after_mixer: Option<NormSpec>,
     pub before_feed_forward: Option<NormSpec>,
     pub after_feed_forward: Option<NormSpec>,
-}
-
-/// A norm and its path below the layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct NormSpec {
-    pub path: &'static str,
-    pub form: NormForm,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum NormForm {
-    Rms(Norm),
-    /// (x - mean) / deviation · weight.
-    Layer {
-        eps: f32,
-    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -140,42 +124,10 @@ pub enum NormedChannels {
     AllHeads,
 }
 
-/// act(gate)·up, projected down.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GatedSpec {
-    /// Path of the module below the layer.
-    pub module: &'static str,
-    /// Channels of gate and of up.
-    pub width: usize,
-    pub activation: Activation,
-    /// Whether gate and up are one linear.
-    pub is_fused: bool,
-    /// Whether gate, up and down have biases.
-    pub bias: bool,
-}
-
-/// A linear of a layer, by its path below the layer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LayerLinear {
-    pub path: String,
-    pub n: usize,
-    pub k: usize,
-    pub bias: bool,
-    pub kind: LinearKind,
-}
-
-impl LayerLinear {
-    pub fn dense(path: impl Into<String>, n: usize, k: usize, bias: bool) -> LayerLinear {
-        LayerLinear { path: path.into(), n, k, bias, kind: LinearKind::Dense }
-    }
-}
-
 /// The path of projections that a checkpoint stores as one, and the paths of the separate projections in their order.
 pub const QKV: (&str, [&str; 3]) =
     ("self_attn.qkv_proj", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
 pub const ATTENTION_OUTPUT: &str = "self_attn.o_proj";
-/// The module of a feed-forward in most layers.
-pub const MLP: &str = "mlp";
 pub const SINKS: &str = "self_attn.sinks";
 /// The projection whose sigmoid multiplies the output of attention.
 pub const OUTPUT_GATE: &str = "self_attn.gate_proj";
@@ -311,16 +263,6 @@ impl LayerNorms {
     }
 }
 
-impl NormForm {
-    /// Whether values are multiplied by 1 + weight.
-    pub fn adds_one(&self) -> bool {
-        match self {
-            NormForm::Rms(norm) => norm.plus_one,
-            NormForm::Layer { .. } => false,
-        }
-    }
-}
-
 impl AttentionSpec {
     /// Rows of the query projection, and of the key and value projections.
     pub fn rows(&self) -> [usize; 2] {
@@ -375,25 +317,5 @@ impl AttentionSpec {
         };
         let own = if let KeysAndValues::OfLayer(_) = self.source { 1 } else { 2 };
         QK_NORMS.into_iter().map(String::from).zip(sizes).take(own).collect()
-    }
-}
-
-impl GatedSpec {
-    /// Paths of gate and up as one linear, of each, and of down.
-    pub fn paths(&self) -> (String, [String; 2], String) {
-        let path = |name: &str| format!("{}.{name}", self.module);
-        (path("gate_up_proj"), ["gate_proj", "up_proj"].map(path), path("down_proj"))
-    }
-
-    pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
-        let input = |path: String, n| LayerLinear::dense(path, n, hidden, self.bias);
-        let (fused, separate, down) = self.paths();
-        let mut linears = if self.is_fused {
-            vec![input(fused, 2 * self.width)]
-        } else {
-            separate.map(|path| input(path, self.width)).into()
-        };
-        linears.push(LayerLinear::dense(down, hidden, self.width, self.bias));
-        linears
     }
 }

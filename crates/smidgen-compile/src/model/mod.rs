@@ -28,6 +28,7 @@ pub mod muse_glimmer;
 pub mod olmo2;
 pub mod olmo3;
 pub mod olmoe;
+pub mod parts;
 pub mod phi3;
 pub mod phi4_multimodal;
 pub mod phi4mm;

@@ -17,7 +17,7 @@ pub struct Shape {
     pub config: &'static str,
 }
 
-pub const SHAPES: [Shape; 13] = [
+pub const SHAPES: [Shape; 16] = [
     Shape {
         name: "qwen2.5-7b",
         published: &["hf:Qwen/Qwen2.5-7B-Instruct"],
@@ -82,6 +82,21 @@ pub const SHAPES: [Shape; 13] = [
         name: "muse-glimmer-30b",
         published: &["hf:meta-models/Muse-Glimmer-30B"],
         config: include_str!("../../../../recipes/shapes/muse-glimmer-30b/config.json"),
+    },
+    Shape {
+        name: "qwen3-30b-a3b",
+        published: &["hf:Qwen/Qwen3-30B-A3B"],
+        config: include_str!("../../../../recipes/shapes/qwen3-30b-a3b/config.json"),
+    },
+    Shape {
+        name: "gpt-oss-20b",
+        published: &["hf:openai/gpt-oss-20b"],
+        config: include_str!("../../../../recipes/shapes/gpt-oss-20b/config.json"),
+    },
+    Shape {
+        name: "gemma4-26b-a4b",
+        published: &["hf:google/gemma-4-26B-A4B-it"],
+        config: include_str!("../../../../recipes/shapes/gemma-4-26b-a4b-it/config.json"),
     },
 ];
 
