@@ -12,7 +12,7 @@ use crate::audio_rows::{PlainActivation, StridedConv};
 use crate::cost::{Cost, Operands, others_share};
 use crate::loss_head::{HeadPiece, LossHead};
 use crate::op_attributes::{
-    Activation, AdamW, AttentionShape, Norm, RandomPlace, embed_grad_text, flag_text, logits_text,
+    Activation, AdamW, AttentionShape, HeadPart, Norm, RandomPlace, embed_grad_text, flag_text, logits_text,
     norm_grad_in_place, norm_text, rank_text, scale_text,
 };
 use crate::op_shapes::{MOMENTS_IN_8_BITS, Rule, ShapeError};
@@ -148,6 +148,15 @@ op_table! { forward {
         is: &[Cheap, TokenLocal],
         cost: |step| Cost::moving(2 * step.output_bytes(0)),
         text: format!("{first}+{columns}"),
+    }
+    /// x_i (rows, C_i) … → (rows, heads·head_dim): columns of the heads of each x, placed in every head of the result, whose
+    /// other columns are zero. An x has as many heads as the result; or one, which is placed in all of them; or, if the
+    /// result is one head, any number, whose sum is placed. The gradient of each x is the same operation.
+    PlaceHeads { heads: usize, head_dim: usize, parts: Vec<HeadPart> } => {
+        name: "place_heads",
+        shape: |rule| rule.place_heads(*heads, *head_dim, parts),
+        is: &[Cheap, TokenLocal],
+        text: format!("{heads}x{head_dim}: {}", parts.iter().map(HeadPart::to_string).collect::<Vec<_>>().join(", ")),
     }
     /// x (T, C), rows (S) → (S, C)
     GatherRows => {

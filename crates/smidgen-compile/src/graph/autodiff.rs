@@ -7,7 +7,7 @@
 //! below the lowest adapted layer, and no weight gradient for frozen weights.
 
 use smidgen_ir::{
-    ByValue, Entry, Extent, Graph, Node, Norm, Op, Phase, ValueId, ValueSet, ops_without_gradient,
+    ByValue, Entry, Extent, Graph, HeadPart, Node, Norm, Op, Phase, ValueId, ValueSet, ops_without_gradient,
 };
 
 /// A part of the gradient of a value, times a factor. A factor is carried through linears to their matmuls, so that a
@@ -31,6 +31,12 @@ enum Part {
     Columns {
         d: ValueId,
         first: usize,
+    },
+    /// The gradient of some columns of each head, in `d`.
+    Heads {
+        d: ValueId,
+        part: HeadPart,
+        heads: usize,
     },
 }
 
@@ -124,7 +130,8 @@ impl Backward<'_> {
 
     fn sum(&mut self, value: ValueId, contributions: Vec<Contribution>) -> ValueId {
         let (mut inputs, mut scales, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut columns, own_layer, mut term_layer) = (Vec::new(), self.layer, self.layer);
+        let (mut columns, mut of_heads) = (Vec::new(), Vec::new());
+        let (own_layer, mut term_layer) = (self.layer, self.layer);
         for Contribution { part, factor } in contributions {
             match part {
                 Part::Value(d) => values.push((d, factor)),
@@ -134,9 +141,11 @@ impl Backward<'_> {
                     term_layer = layer;
                 }
                 Part::Columns { d, first } => columns.push((first, d)),
+                Part::Heads { d, part, heads } => of_heads.push((heads, part, d)),
             }
         }
-        values.extend(self.placed_columns(value, columns).into_iter().map(|d| (d, 1.0)));
+        let placed = [self.placed_columns(value, columns), self.placed_heads(value, of_heads)].concat();
+        values.extend(placed.into_iter().map(|d| (d, 1.0)));
         // A sum begins with a value that it need not scale.
         values.sort_by_key(|(_, factor)| *factor != 1.0);
         let (name, mut values) = (self.name_of_gradient(value), values.into_iter());
@@ -185,6 +194,29 @@ impl Backward<'_> {
         placed
     }
 
+    /// Gradients of all columns of a value from those of some columns of its heads: one, unless some of them overlap.
+    fn placed_heads(&mut self, value: ValueId, mut parts: Vec<(usize, HeadPart, ValueId)>) -> Vec<ValueId> {
+        let (_, columns) = self.graph.value(value).ty.shape.at(&Extent::default());
+        let name = self.name_of_gradient(value);
+        let mut placed = Vec::new();
+        while let Some(heads) = parts.iter().map(|(heads, ..)| *heads).next() {
+            parts.sort_by_key(|(_, part, d)| (part.to, *d));
+            let (mut end, mut now, mut inputs) = (0, Vec::new(), Vec::new());
+            parts.retain(|&(own_heads, part, d)| {
+                let fits = own_heads == heads && part.to >= end;
+                if fits {
+                    end = part.to + part.columns;
+                    now.push(part);
+                    inputs.push(d);
+                }
+                !fits
+            });
+            let op = Op::PlaceHeads { heads, head_dim: columns / heads, parts: now };
+            placed.push(self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0]);
+        }
+        placed
+    }
+
     /// Adds scale · dyᵀ·x to the gradient of a trainable matrix.
     fn weight_gradient(&mut self, weight: ValueId, dy: ValueId, x: ValueId, scale: f32) {
         if let Some(gradient) = self.graph.gradient_of(weight) {
@@ -210,6 +242,13 @@ impl Backward<'_> {
                 if let Some(d) = self.gradient(node.outputs[0]) {
                     let part = Part::Columns { d, first: *first };
                     self.contribute(node.inputs[0], Contribution { part, factor: 1.0 });
+                }
+            }
+            Op::PlaceHeads { heads, parts, .. } => {
+                let Some(d) = self.gradient(node.outputs[0]) else { return };
+                for (x, part) in node.inputs.iter().zip(parts) {
+                    let part = Part::Heads { d, part: part.reversed(*heads), heads: part.heads };
+                    self.contribute(*x, Contribution { part, factor: 1.0 });
                 }
             }
             Op::ScaleBy => self.scale_by(node),

@@ -301,6 +301,7 @@ impl Builder<'_> {
                 (q, Some((k, k)))
             }
             KeysAndValues::OfLayer(_) => (self.linear(n, q_path, "attn.q"), None),
+            KeysAndValues::Latent(latent) => return self.latent_attention(attention, &latent, n, tables),
         };
         q = self.head_norm(attention, q, 0, "attn.q_normed"); // (T, H·D)
         q = self.rotated(
@@ -350,7 +351,7 @@ impl Builder<'_> {
     }
 
     /// x with its heads rotated by a table.
-    fn rotated(
+    pub fn rotated(
         &mut self,
         rotation: Option<(usize, Rotation)>,
         heads: usize,
@@ -363,7 +364,7 @@ impl Builder<'_> {
     }
 
     /// Attention of q to the keys and values of its layer, or of the layer that it shares them with.
-    fn attention(&mut self, spec: &AttentionSpec, q: ValueId, has_own_keys: bool) -> ValueId {
+    pub fn attention(&mut self, spec: &AttentionSpec, q: ValueId, has_own_keys: bool) -> ValueId {
         let layer = self.layer.expect("attention belongs to a layer");
         let source = if let KeysAndValues::OfLayer(source) = spec.source { source } else { layer };
         let [k, v] = self.keys_and_values[&source];
@@ -402,7 +403,7 @@ impl Builder<'_> {
         }
     }
 
-    fn norm(&mut self, x: ValueId, form: NormForm, weight: &str, output: &str) -> ValueId {
+    pub fn norm(&mut self, x: ValueId, form: NormForm, weight: &str, output: &str) -> ValueId {
         let weight = match self.layer {
             Some(layer) => self.leaf(&DecoderSpec::layer_path(layer, weight)),
             None => self.leaf(weight),

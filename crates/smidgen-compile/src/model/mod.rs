@@ -7,17 +7,22 @@ pub mod audio;
 pub mod checkpoints;
 pub mod cohere2;
 pub mod config;
+pub mod deepseek_v2;
+pub mod deepseek_v3;
 pub mod family;
 pub mod gemma;
 pub mod gemma2;
 pub mod gemma3;
 pub mod gemma4;
 pub mod glm4;
+pub mod glm4_moe_lite;
 pub mod granite;
+pub mod latent;
 pub mod layer;
 pub mod llama;
 pub mod ministral3;
 pub mod mistral;
+pub mod mistral4;
 pub mod muse_glimmer;
 pub mod olmo2;
 pub mod olmo3;
@@ -60,6 +65,10 @@ const FAMILIES: &[Family] = &[
     Family::new("gemma4_unified_text", gemma4::read_spec).with_overflow_of_f16(),
     Family::new("muse_glimmer_text", muse_glimmer::read_spec),
     Family { has_dropout: true, ..Family::new("seed_oss", seed_oss::read_spec) },
+    Family::new("deepseek_v2", deepseek_v2::read_spec),
+    Family::new("deepseek_v3", deepseek_v3::read_spec),
+    Family::new("glm4_moe_lite", glm4_moe_lite::read_spec).with_partial_rotary(),
+    Family::new("mistral4", mistral4::read_spec),
 ];
 
 const PHI4_MULTIMODAL: Family =

@@ -24,7 +24,7 @@ use super::{Units, act, audio_conv, elementwise, embed, norm, plain_act};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::workspace_cpu::aligned_floats;
-use smidgen_ir::{DType, Extent, Norm, Op, Precision, Space, Storage, transfer_ops};
+use smidgen_ir::{DType, Extent, HeadPart, Norm, Op, Precision, Space, Storage, transfer_ops};
 
 pub fn run_step(
     arena: &Arena,
@@ -64,6 +64,7 @@ pub fn run_step(
             elementwise::slice_columns(run.input_rows(0), *first, run.output_rows(0));
         }
         Op::PlaceColumns { firsts, columns } => run.place_columns(firsts, *columns),
+        Op::PlaceHeads { heads, head_dim, parts } => run.place_heads(*heads, *head_dim, parts),
         Op::ScaleBy => {
             let (x, scale) = (run.floats(run.input(0)), run.stored(run.input(1)).get(0));
             plain_act::scale(scale, x, run.floats_mut(run.output(0)));
@@ -219,6 +220,17 @@ impl Run<'_> {
         }
         for row in 0..y.rows() {
             y.row(row).part(end, columns - end).fill_zero();
+        }
+    }
+
+    fn place_heads(&self, heads: usize, head_dim: usize, parts: &[HeadPart]) {
+        let (y, mut end) = (self.output_rows(0), 0);
+        for (index, part) in parts.iter().enumerate() {
+            elementwise::place_heads(self.input_rows(index), part, end, y, heads);
+            end = part.to + part.columns;
+        }
+        for row in (0..y.rows()).filter(|_| end < head_dim) {
+            (0..heads).for_each(|head| y.row(row).part(head * head_dim + end, head_dim - end).fill_zero());
         }
     }
 

@@ -123,6 +123,9 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::Attention(shape) => attention::attention(stage, step, shape),
         Op::GatedAct(kind) => act::gated_act(stage, step, *kind, roundings),
         Op::Add { scale } => elementwise::add(stage, step, *scale),
+        Op::PlaceHeads { heads, head_dim, parts } => {
+            elementwise::place_heads(stage, step, *heads, *head_dim, parts)
+        }
         Op::ScaleBy => elementwise::scale_by(stage, step),
         Op::ScaleByGrad => elementwise::scale_by_grad(stage, step),
         Op::GatherRows => elementwise::gather_rows(stage, step),
