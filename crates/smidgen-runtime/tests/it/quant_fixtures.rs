@@ -122,7 +122,8 @@ fn means_are_summed_in_the_order_of_torch() {
 fn blocks_match_gguf() {
     let file = read_fixture("gguf.safetensors");
     let file = SafeTensors::deserialize(&file).unwrap();
-    for block in Block::ALL {
+    let of_gguf = |block: &Block| !matches!(block, Block::Int4By32 | Block::Int4By128);
+    for block in Block::ALL.into_iter().filter(of_gguf) {
         let bytes = file.tensor(&format!("{}.bytes", block.name())).unwrap();
         let want = file.tensor(&format!("{}.decoded", block.name())).unwrap();
         let (rows, columns) = (want.shape()[0], want.shape()[1]);
