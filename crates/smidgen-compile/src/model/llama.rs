@@ -95,8 +95,8 @@ pub fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) -> Result<(),
     Ok(())
 }
 
-/// A 4-bit checkpoint of bitsandbytes and one in fp8 with scales of squares are read as stored; any other quantization is
-/// refused by name.
+/// Checkpoints that are read as stored: 4 bits of bitsandbytes, GPTQ and AWQ, MXFP4, and fp8 with scales of squares, rows
+/// or tensors. Any other quantization is refused by name.
 pub fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
     let Some(table) = config.table("quantization_config", "quantization_config.")? else { return Ok(()) };
     let refused = |key: &str, got: &str, supported| {
@@ -110,7 +110,31 @@ pub fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
             Some(other) => refused("weight_block_size", &other.to_string(), "[128,128]"),
             None => refused("weight_block_size", "none", "[128,128]"),
         },
-        other => refused("quant_method", other.unwrap_or("unknown"), "bitsandbytes, fp8"),
+        Some("mxfp4") => Ok(()),
+        Some("gptq") => {
+            table.refuse("bits", &[json!(4)], "4")?;
+            table.refuse("desc_act", &[json!(false)], "false")?;
+            table.refuse("checkpoint_format", &[json!("gptq"), json!("gptq_v2")], "gptq, gptq_v2")
+        }
+        Some("awq") => {
+            table.refuse("bits", &[json!(4)], "4")?;
+            table.refuse("w_bit", &[json!(4)], "4")?;
+            table.refuse("version", &[json!("gemm"), json!("GEMM")], "gemm")?;
+            table.refuse("zero_point", &[json!(true)], "true")
+        }
+        Some("compressed-tensors") => {
+            let formats = [json!("float-quantized"), json!("naive-quantized")];
+            table.refuse("format", &formats, "float-quantized, naive-quantized")?;
+            match table.table("sparsity_config", "quantization_config.sparsity_config.")? {
+                Some(sparsity) => sparsity.refuse("format", &[json!("dense")], "dense"),
+                None => Ok(()),
+            }
+        }
+        other => refused(
+            "quant_method",
+            other.unwrap_or("unknown"),
+            "bitsandbytes, fp8, mxfp4, gptq, awq, compressed-tensors",
+        ),
     }
 }
 
@@ -208,7 +232,7 @@ mod tests {
             message(&|c| c["num_key_value_heads"] = json!(3)).contains("4 attention heads cannot share 3")
         );
         assert!(matches!(
-            read_spec(&config(|c| c["quantization_config"] = json!({"quant_method": "gptq"}))),
+            read_spec(&config(|c| c["quantization_config"] = json!({"quant_method": "hqq"}))),
             Err(ModelError::Unsupported { .. })
         ));
     }

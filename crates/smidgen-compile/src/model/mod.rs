@@ -527,8 +527,9 @@ mod tests {
         let refused =
             |model_type: &str, more: Value| read_spec(&config(model_type, &more)).unwrap_err().to_string();
         assert_eq!(
-            refused("llama", json!({"quantization_config": {"quant_method": "gptq"}})),
-            "`quantization_config.quant_method = gptq` in config.json is not supported (supported: bitsandbytes, fp8)"
+            refused("llama", json!({"quantization_config": {"quant_method": "hqq"}})),
+            "`quantization_config.quant_method = hqq` in config.json is not supported \
+             (supported: bitsandbytes, fp8, mxfp4, gptq, awq, compressed-tensors)"
         );
         assert_eq!(
             refused(

@@ -14,7 +14,7 @@ use smidgen_formats::model::Model;
 use smidgen_formats::quantization_claim::QuantizationClaim;
 use smidgen_formats::weight::Weight;
 use smidgen_hub::{Access, Located, Want};
-use smidgen_ir::{Code4, DType, Extent, Shape, Storage};
+use smidgen_ir::{Block, Code4, DType, Extent, Shape, Storage};
 use smidgen_recipe::{BaseFormat, ModelPath};
 use std::collections::{HashMap, HashSet};
 
@@ -73,7 +73,7 @@ fn refused_model(error: ModelError, model: &Model) -> Failure {
     let hint = match &error {
         ModelError::Unsupported { key, .. } if key == "quantization_config.quant_method" => Some(
             "use the checkpoint before its quantization: `model.base = \"nf4\"` or `\"int8\"` quantizes it while it \
-             loads; 4-bit bitsandbytes checkpoints, fp8 ones with scales of squares and GGUF files are read as stored"
+             loads; 4-bit checkpoints of bitsandbytes, GPTQ and AWQ, MXFP4, fp8 and GGUF files are read as stored"
                 .to_string(),
         ),
         ModelError::UnknownArchitecture { .. } => Some(missing::hint(model.config())),
@@ -160,8 +160,9 @@ fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
         let weight = model.weight(&name).filter(|weight| weight.storage().is_some())?;
         let method = match weight {
             Weight::Bnb(_) => Some("bitsandbytes"),
-            Weight::Fp8(_) => Some("fp8"),
-            Weight::Plain(_) | Weight::Merged(_) | Weight::Gguf(_) => None,
+            Weight::Fp8(weight) if weight.storage() == Storage::Fp8Blocks => Some("fp8"),
+            // Their tensors say what they are, by their names.
+            Weight::Fp8(_) | Weight::Packed(_) | Weight::Plain(_) | Weight::Merged(_) | Weight::Gguf(_) => None,
         };
         let stored = weight.element_name();
         match (claim.as_ref().filter(|claim| claim.covers(&linear.path)), method) {
@@ -227,8 +228,17 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
 /// The storage format of linear layers according to the config, for a model without weights.
 fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
     let quantization = &model.config()["quantization_config"];
-    if !model.has_weights() && quantization["quant_method"] == "fp8" {
-        return Storage::Fp8Blocks;
+    if !model.has_weights() {
+        match quantization["quant_method"].as_str() {
+            Some("fp8") => return Storage::Fp8Blocks,
+            Some("compressed-tensors") => return Storage::Fp8Rows,
+            Some("gptq" | "awq") => {
+                let group = quantization["group_size"].as_i64().unwrap_or(128);
+                let block = if group < 0 || group % 128 == 0 { Block::Int4By128 } else { Block::Int4By32 };
+                return Storage::Gguf(block);
+            }
+            _ => {}
+        }
     }
     if model.has_weights() || quantization["load_in_4bit"] != true {
         return Storage::Plain(spec.stored);
