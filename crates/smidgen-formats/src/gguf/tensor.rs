@@ -12,6 +12,8 @@ pub struct GgufTensor {
     /// Row-major: the last dimension is contiguous.
     pub dims: Vec<usize>,
     pub storage: Storage,
+    /// The file, counting from 0, of a model that is split over several.
+    pub file: usize,
     /// From the start of the file.
     pub file_offset: u64,
     pub bytes: u64,
@@ -124,6 +126,7 @@ mod tests {
             name: "x".into(),
             dims: dims.to_vec(),
             storage: Storage::F32,
+            file: 0,
             file_offset: 0,
             bytes,
         };
