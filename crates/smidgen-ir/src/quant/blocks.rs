@@ -3,7 +3,7 @@
 //! Layouts and arithmetic are ggml's: one scale, or a scale and a minimum, in f16 for 32 elements; the K
 //! formats have 256 with a small scale for each 16 or 32 of them. Nibbles hold element j low and
 //! element j + 16 (or + 32) high; in the blocks of GPTQ, neighbouring elements share a byte.
-//! Left out: encoders of the other formats, which search for the best scales.
+//! Left out: the encoders that search for the best scales (`k_blocks.rs`).
 
 use super::{largest_magnitude, read_f16};
 use crate::Block;

@@ -141,3 +141,15 @@ fn q8_0_encoding_matches_gguf() {
     let bytes = quant::encode(Storage::Gguf(Block::Q8_0), rows, columns, &floats(&values)).unwrap();
     assert_equal("q8_0", &bytes, file.tensor("q8_0.encoded").unwrap().data());
 }
+
+#[test]
+fn k_encodings_match_ggml() {
+    let file = read_fixture("k_quants.safetensors");
+    let file = SafeTensors::deserialize(&file).unwrap();
+    let values = file.tensor("values").unwrap();
+    let (rows, columns) = (values.shape()[0], values.shape()[1]);
+    for block in [Block::Q4K, Block::Q5K, Block::Q6K] {
+        let bytes = quant::encode(Storage::Gguf(block), rows, columns, &floats(&values)).unwrap();
+        assert_equal(block.name(), &bytes, file.tensor(block.name()).unwrap().data());
+    }
+}
