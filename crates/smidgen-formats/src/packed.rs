@@ -37,6 +37,8 @@ pub struct PackedWeight {
     block: Block,
     codes: TensorRef,
     scales: TensorRef,
+    /// Rows of an expert, of which the even ones come first.
+    turns: Option<usize>,
     /// Of GPTQ and AWQ.
     grouped: Option<Grouped>,
 }
@@ -82,12 +84,9 @@ pub fn find_packed_weights(folder: &ModelFolder) -> Result<PackedWeights, Packed
         } else {
             continue;
         };
-        let weight_name = match name.strip_suffix(".qweight") {
-            Some(module) => format!("{module}.weight"),
-            None => name.trim_end_matches("_blocks").to_owned(),
-        };
+        let stem = name.strip_suffix(".qweight").or_else(|| name.strip_suffix("_blocks")).unwrap_or(name);
         found.parts.extend(parts);
-        found.weights.insert(weight_name, weight);
+        found.weights.insert(format!("{stem}.weight"), weight);
     }
     Ok(found)
 }
@@ -116,7 +115,8 @@ impl Finder<'_> {
         Err(self.wrong(tensor.name(), what))
     }
 
-    /// Codes (…, rows, blocks, 16) and a scale for each block.
+    /// Codes (…, rows, blocks, 16) and a scale for each block: a matrix with the rows of all experts one after the other. In
+    /// the files of gpt-oss, rows of gate and of up take turns.
     fn mxfp4(&self, stem: &str) -> Result<PackedWeight, PackedError> {
         let (codes, scales) =
             (self.tensor(&format!("{stem}_blocks"), stem)?, self.tensor(&format!("{stem}_scales"), stem)?);
@@ -130,8 +130,9 @@ impl Finder<'_> {
         };
         let expected = [outer, &[*blocks]].concat();
         self.check(&scales, Element::U8, &expected)?;
-        let shape = [outer, &[*blocks * Block::Mxfp4.elements()]].concat();
-        Ok(PackedWeight { shape, block: Block::Mxfp4, codes, scales, grouped: None })
+        let shape = vec![outer.iter().product(), *blocks * Block::Mxfp4.elements()];
+        let turns = outer.last().copied().filter(|rows| stem.ends_with(".experts.gate_up_proj") && rows % 2 == 0);
+        Ok(PackedWeight { shape, block: Block::Mxfp4, codes, scales, turns, grouped: None })
     }
 
     /// Codes, zeros and scales of a linear.
@@ -165,7 +166,7 @@ impl Finder<'_> {
             );
             return Err(self.wrong(scales.name(), what));
         };
-        Ok(PackedWeight { shape: vec![rows, columns], block, codes, scales, grouped: Some(Grouped { zeros, method, group }) })
+        Ok(PackedWeight { shape: vec![rows, columns], block, codes, scales, turns: None, grouped: Some(Grouped { zeros, method, group }) })
     }
 }
 
@@ -234,7 +235,7 @@ impl PackedWeight {
 
     /// Whole units from one of them on: blocks of MXFP4, or eight rows.
     fn read_units(&self, first: usize, target: &mut [u8]) -> Result<(), SafetensorsError> {
-        let Some(grouped) = &self.grouped else { return self.read_mxfp4(first, target) };
+        let Some(grouped) = &self.grouped else { return self.read_blocks(first, target) };
         let rows_at_once = ROWS_AT_ONCE * self.row_bytes();
         for (piece, target) in target.chunks_mut(rows_at_once).enumerate() {
             self.read_rows(grouped, ROWS * first + ROWS_AT_ONCE * piece, target)?;
@@ -247,10 +248,27 @@ impl PackedWeight {
         columns / self.block.elements() * self.block.bytes()
     }
 
-    /// Blocks from `first` on. A byte of the file has two neighbouring elements, one of the block elements j and j + 16.
+    /// Blocks of MXFP4 from `first` on, in the order of the matrix.
+    fn read_blocks(&self, first: usize, target: &mut [u8]) -> Result<(), SafetensorsError> {
+        let Some(rows) = self.turns else { return self.read_mxfp4(first, target) };
+        let (row_bytes, bytes) = (self.row_bytes(), self.block.bytes());
+        let (mut at, mut rest) = (first * bytes, target);
+        while !rest.is_empty() {
+            let (row, inside) = (at / row_bytes, at % row_bytes);
+            let (part, behind) = rest.split_at_mut((row_bytes - inside).min(rest.len()));
+            let (expert, own) = (row / rows, row % rows);
+            let in_file = if own < rows / 2 { 2 * own } else { 2 * (own - rows / 2) + 1 };
+            self.read_mxfp4(((expert * rows + in_file) * row_bytes + inside) / bytes, part)?;
+            (at, rest) = (at + part.len(), behind);
+        }
+        Ok(())
+    }
+
+    /// Blocks from `first` on, in the order of the file. A byte of the file has two neighbouring elements, one of the block elements j and j + 16.
     fn read_mxfp4(&self, first: usize, target: &mut [u8]) -> Result<(), SafetensorsError> {
         const AT_ONCE: usize = 1024;
-        let (mut codes, mut scales) = (vec![0; 16 * AT_ONCE], vec![0; AT_ONCE]);
+        let most = AT_ONCE.min(target.len() / Block::Mxfp4.bytes());
+        let (mut codes, mut scales) = (vec![0; 16 * most], vec![0; most]);
         for (piece, target) in target.chunks_mut(Block::Mxfp4.bytes() * AT_ONCE).enumerate() {
             let (start, count) = (first + piece * AT_ONCE, target.len() / Block::Mxfp4.bytes());
             self.codes.read_at(16 * start as u64, &mut codes[..16 * count])?;
@@ -336,8 +354,9 @@ mod tests {
         Model::open(&path).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    const CASES: [(&str, &str, &str); 6] = [
-        ("mxfp4", "x.w", "mxfp4"),
+    const CASES: [(&str, &str, &str); 7] = [
+        ("mxfp4", "x.w.weight", "mxfp4"),
+        ("mxfp4-experts", "x.experts.gate_up_proj.weight", "mxfp4"),
         ("gptq", "x.weight", "int4-128"),
         ("gptq-32", "x.weight", "int4-32"),
         ("awq", "x.weight", "int4-128"),

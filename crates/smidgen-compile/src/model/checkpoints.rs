@@ -17,9 +17,6 @@ pub struct Checkpoints {
 const TOWER: &str = "images: towers stay as stored, text is trained";
 const TOWERS: &str = "images and sound: towers stay as stored, text is trained";
 const DROPOUT: &str = "dropout of the base model";
-const TOWERS_AND_EXPERTS: &str =
-    "mixtures of experts; images and sound: towers stay as stored, text is trained";
-const EXPERTS: &str = "mixtures of experts";
 
 #[rustfmt::skip]
 const CHECKPOINTS: &[Checkpoints] = &[
@@ -40,12 +37,24 @@ const CHECKPOINTS: &[Checkpoints] = &[
     row("glm4", &["zai-org/GLM-4-9B-0414", "zai-org/GLM-4-32B-0414"], ""),
     row("cohere2", &["CohereLabs/c4ai-command-r7b-12-2024", "CohereLabs/c4ai-command-a-03-2025"], ""),
     row("ministral3", &["the text model of mistralai/Ministral-3-8B-Base-2512"], ""),
-    row("gemma4_text", &["the text model of google/gemma-4-E2B-it"], EXPERTS),
+    row("gemma4_text", &["the text model of google/gemma-4-26B-A4B-it"], ""),
     row("gemma4_unified_text", &["the text model of google/gemma-4-12B-it"], ""),
     row("muse_glimmer_text", &["the text model of meta-models/Muse-Glimmer-30B"], ""),
     row("seed_oss", &["ByteDance-Seed/Seed-OSS-36B-Instruct"], DROPOUT),
+    row("qwen3_moe", &["Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-Coder-30B-A3B-Instruct"], ""),
+    row("qwen2_moe", &["Qwen/Qwen1.5-MoE-A2.7B", "Qwen/Qwen2-57B-A14B"], ""),
+    row("mixtral", &["mistralai/Mixtral-8x7B-v0.1", "mistralai/Mixtral-8x22B-Instruct-v0.1"], ""),
+    row("olmoe", &["allenai/OLMoE-1B-7B-0924", "allenai/OLMoE-1B-7B-0125-Instruct"], ""),
+    row("granitemoe", &["ibm-granite/granite-3.1-1b-a400m-instruct", "ibm-granite/granite-3.1-3b-a800m-base"], ""),
+    row("gpt_oss", &["openai/gpt-oss-20b", "openai/gpt-oss-120b"], ""),
+    row("glm4_moe", &["zai-org/GLM-4.5-Air", "zai-org/GLM-4.6"], "layers that predict further tokens"),
+    row("minimax_m2", &["MiniMaxAI/MiniMax-M2, converted to bf16"], ""),
+    row("deepseek_v2", &["deepseek-ai/DeepSeek-V2-Lite", "deepseek-ai/DeepSeek-V2-Chat"], ""),
+    row("deepseek_v3", &["moonshotai/Moonlight-16B-A3B", "deepseek-ai/DeepSeek-V3 and R1, converted to bf16"], "layers that predict further tokens"),
+    row("glm4_moe_lite", &["zai-org/GLM-4.7-Flash"], "layers that predict further tokens"),
+    row("mistral4", &["the text model of mistralai/Mistral-Small-4-119B-2603, converted to bf16"], ""),
     row("gemma3", &["google/gemma-3-4b-it", "google/gemma-3-27b-it"], TOWER),
-    row("gemma4", &["google/gemma-4-E2B-it", "google/gemma-4-31B-it"], TOWERS_AND_EXPERTS),
+    row("gemma4", &["google/gemma-4-E2B-it", "google/gemma-4-26B-A4B-it", "google/gemma-4-31B-it"], TOWERS),
     row("gemma4_unified", &["google/gemma-4-12B-it"], TOWERS),
     row("mistral3", &["mistralai/Mistral-Small-3.1-24B-Instruct-2503", "mistralai/Ministral-3-8B-Base-2512"], TOWER),
     row("muse_glimmer", &["meta-models/Muse-Glimmer-30B"], TOWER),

@@ -207,6 +207,12 @@ impl<'a> Config<'a> {
         Ok([rope(full, full_theta, full_dim)?, rope(sliding, sliding_theta, sliding_dim)?])
     }
 
+    /// A list of whole numbers, 0 or above.
+    pub fn counts(&self, key: &str) -> Result<Option<Vec<usize>>, ModelError> {
+        let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
+        self.typed(key, "a list of whole numbers", |value| value.as_array()?.iter().map(number).collect())
+    }
+
     /// A list of flags: false and 0 are off.
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, ModelError> {
         let is_on = |flag: &Value| flag.as_bool().or_else(|| flag.as_f64().map(|flag| flag != 0.0));
@@ -216,6 +222,24 @@ impl<'a> Config<'a> {
     /// A list of a flag for each layer.
     pub fn layer_flags(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
         self.flags(key)?.map(|flags| self.check_layers(key, flags, layers)).transpose()
+    }
+
+    /// A list of words for each layer, by their place in `supported`, where commas separate them.
+    pub fn layer_words(
+        &self,
+        key: &str,
+        layers: usize,
+        supported: &'static str,
+    ) -> Result<Option<Vec<usize>>, ModelError> {
+        let Some(list) = self.typed(key, "a list with a word for each layer", Value::as_array)? else {
+            return Ok(None);
+        };
+        let list = self.check_layers(key, list.iter().collect(), layers)?;
+        let place = |word: &Value| {
+            let found = supported.split(", ").position(|own| word.as_str() == Some(own));
+            found.ok_or_else(|| ModelError::unsupported(key, shortened(word), supported))
+        };
+        Ok(Some(list.into_iter().map(place).collect::<Result<_, _>>()?))
     }
 
     /// Refuses a list that has not one entry for each layer.

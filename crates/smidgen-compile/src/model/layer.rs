@@ -3,6 +3,8 @@
 //! Everything about a layer is data, and two layers of a model may differ in everything: shapes, norms, windows. Which
 //! linears and norms a layer has, with their paths below the layer, follows from its description.
 
+use super::experts::ExpertsSpec;
+use super::tensors::LinearKind;
 use smidgen_ir::{Activation, AttentionShape, Norm};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +41,8 @@ pub enum Mixer {
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForward {
     Gated(GatedSpec),
+    /// Each token uses some of many gated feed-forwards.
+    Experts(Box<ExpertsSpec>),
 }
 
 /// Norms of the residual stream, each before or after a block of the layer.
@@ -91,6 +95,8 @@ pub struct AttentionSpec {
     pub source: KeysAndValues,
     /// Whether the output of each channel is multiplied by the sigmoid of a projection of the input.
     pub is_gated: bool,
+    /// Whether each softmax has one more score, a stored number of its head that belongs to no key.
+    pub has_sinks: bool,
 }
 
 /// Where an attention has its keys and values from.
@@ -159,6 +165,8 @@ pub enum NormedChannels {
 /// act(gate)·up, projected down.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedSpec {
+    /// Path of the module below the layer.
+    pub module: &'static str,
     /// Channels of gate and of up.
     pub width: usize,
     pub activation: Activation,
@@ -171,18 +179,26 @@ pub struct GatedSpec {
 /// A linear of a layer, by its path below the layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerLinear {
-    pub path: &'static str,
+    pub path: String,
     pub n: usize,
     pub k: usize,
     pub bias: bool,
+    pub kind: LinearKind,
+}
+
+impl LayerLinear {
+    pub fn dense(path: impl Into<String>, n: usize, k: usize, bias: bool) -> LayerLinear {
+        LayerLinear { path: path.into(), n, k, bias, kind: LinearKind::Dense }
+    }
 }
 
 /// The path of projections that a checkpoint stores as one, and the paths of the separate projections in their order.
 pub const QKV: (&str, [&str; 3]) =
     ("self_attn.qkv_proj", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
-pub const GATE_UP: (&str, [&str; 2]) = ("mlp.gate_up_proj", ["mlp.gate_proj", "mlp.up_proj"]);
 pub const ATTENTION_OUTPUT: &str = "self_attn.o_proj";
-pub const DOWN: &str = "mlp.down_proj";
+/// The module of a feed-forward in most layers.
+pub const MLP: &str = "mlp";
+pub const SINKS: &str = "self_attn.sinks";
 /// The projection whose sigmoid multiplies the output of attention.
 pub const OUTPUT_GATE: &str = "self_attn.gate_proj";
 pub const TOKEN_GATE: &str = "per_layer_input_gate";
@@ -220,8 +236,10 @@ impl LayerSpec {
                 v_norm: None,
                 source: KeysAndValues::Projected,
                 is_gated: false,
+                has_sinks: false,
             }),
             feed_forward: FeedForward::Gated(GatedSpec {
+                module: MLP,
                 width,
                 activation: Activation::Silu,
                 is_fused: false,
@@ -242,11 +260,14 @@ impl LayerSpec {
     /// The linears in the order of the forward pass, for a residual stream of `hidden` channels.
     pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
         let Mixer::Attention(attention) = &self.mixer;
-        let FeedForward::Gated(gated) = &self.feed_forward;
-        let mut linears = [attention.linears(hidden), gated.linears(hidden)].concat();
+        let of_feed_forward = match &self.feed_forward {
+            FeedForward::Gated(gated) => gated.linears(hidden),
+            FeedForward::Experts(experts) => experts.linears(hidden),
+        };
+        let mut linears = [attention.linears(hidden), of_feed_forward].concat();
         if let Some(TokenInput { width, .. }) = self.token_input {
-            linears.push(LayerLinear { path: TOKEN_GATE, n: width, k: hidden, bias: false });
-            linears.push(LayerLinear { path: TOKEN_PROJECTION, n: hidden, k: width, bias: false });
+            linears.push(LayerLinear::dense(TOKEN_GATE, width, hidden, false));
+            linears.push(LayerLinear::dense(TOKEN_PROJECTION, hidden, width, false));
         }
         linears
     }
@@ -260,6 +281,8 @@ impl LayerSpec {
             of_stream.into_iter().flatten().map(|norm| (format!("{}.weight", norm.path), hidden)).collect();
         let Mixer::Attention(attention) = &self.mixer;
         tensors.extend(attention.norm_tensors());
+        tensors.extend(attention.has_sinks.then(|| (SINKS.to_string(), attention.heads)));
+        tensors.extend(self.experts().into_iter().flat_map(|experts| experts.vectors(hidden)));
         tensors.extend(self.has_scalar.then(|| (LAYER_SCALAR.to_string(), 1)));
         tensors
     }
@@ -277,9 +300,18 @@ impl LayerSpec {
         }
     }
 
+    /// The feed-forward that every token uses: that of the layer, or the one beside its experts.
     pub fn gated_mut(&mut self) -> Option<&mut GatedSpec> {
         match &mut self.feed_forward {
             FeedForward::Gated(gated) => Some(gated),
+            FeedForward::Experts(experts) => experts.beside.as_mut().map(|beside| &mut beside.gated),
+        }
+    }
+
+    pub fn experts(&self) -> Option<&ExpertsSpec> {
+        match &self.feed_forward {
+            FeedForward::Gated(_) => None,
+            FeedForward::Experts(experts) => Some(experts),
         }
     }
 }
@@ -332,7 +364,7 @@ impl AttentionSpec {
             scale: self.scale,
             window: self.window,
             softcap: self.softcap,
-            sinks: false,
+            sinks: self.has_sinks,
         }
     }
 
@@ -341,7 +373,7 @@ impl AttentionSpec {
             return latent.linears(self, hidden);
         }
         let [q, kv] = self.rows();
-        let input = |path, n| LayerLinear { path, n, k: hidden, bias: self.qkv_bias };
+        let input = |path: &str, n| LayerLinear::dense(path, n, hidden, self.qkv_bias);
         let separate = QKV.1.into_iter().zip([q, kv, kv]).map(|(path, n)| input(path, n));
         let mut linears = match self.source {
             KeysAndValues::Projected if self.is_fused => vec![input(QKV.0, q + 2 * kv)],
@@ -351,9 +383,9 @@ impl AttentionSpec {
             KeysAndValues::Latent(_) => unreachable!("latent attention has its own projections"),
         };
         if self.is_gated {
-            linears.push(LayerLinear { path: OUTPUT_GATE, n: q, k: hidden, bias: false });
+            linears.push(LayerLinear::dense(OUTPUT_GATE, q, hidden, false));
         }
-        linears.push(LayerLinear { path: ATTENTION_OUTPUT, n: hidden, k: q, bias: self.output_bias });
+        linears.push(LayerLinear::dense(ATTENTION_OUTPUT, hidden, q, self.output_bias));
         linears
     }
 
@@ -391,7 +423,7 @@ impl LatentSpec {
 
     fn linears(&self, attention: &AttentionSpec, hidden: usize) -> Vec<LayerLinear> {
         let (heads, bias) = (attention.heads, attention.qkv_bias);
-        let linear = |path, n, k, bias| LayerLinear { path, n, k, bias };
+        let linear = |path: &str, n, k, bias| LayerLinear::dense(path, n, k, bias);
         let queries = heads * self.query();
         let mut linears = match self.query_rank {
             None => vec![linear(QKV.1[0], queries, hidden, false)],
@@ -411,14 +443,21 @@ impl LatentSpec {
 }
 
 impl GatedSpec {
-    fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
-        let input = |path, n| LayerLinear { path, n, k: hidden, bias: self.bias };
+    /// Paths of gate and up as one linear, of each, and of down.
+    pub fn paths(&self) -> (String, [String; 2], String) {
+        let path = |name: &str| format!("{}.{name}", self.module);
+        (path("gate_up_proj"), ["gate_proj", "up_proj"].map(path), path("down_proj"))
+    }
+
+    pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
+        let input = |path: String, n| LayerLinear::dense(path, n, hidden, self.bias);
+        let (fused, separate, down) = self.paths();
         let mut linears = if self.is_fused {
-            vec![input(GATE_UP.0, 2 * self.width)]
+            vec![input(fused, 2 * self.width)]
         } else {
-            GATE_UP.1.map(|path| input(path, self.width)).into()
+            separate.map(|path| input(path, self.width)).into()
         };
-        linears.push(LayerLinear { path: DOWN, n: hidden, k: self.width, bias: self.bias });
+        linears.push(LayerLinear::dense(down, hidden, self.width, self.bias));
         linears
     }
 }

@@ -75,6 +75,7 @@ pub fn read_with_heads(
         max_positions: config.required_size("max_position_embeddings")?,
         stored: config.stored_dtype()?,
         audio: None,
+        unread_layers: 0,
     };
     Ok(spec.with_gated(|gated| gated.activation = activation))
 }

@@ -3,8 +3,9 @@
 //! Tensor and module names are those of Hugging Face checkpoints, because files, adapters and messages all use them.
 
 use super::audio::AudioSpec;
+use super::experts::ExpertsSpec;
 use super::layer::{AttentionSpec, GatedSpec, LayerSpec, NormForm, NormedChannels, QkNorm, Rotation};
-pub use super::tensors::{Linear, Tensor};
+pub use super::tensors::{Linear, LinearKind, Tensor};
 use smidgen_ir::{DType, Extent, Norm, RopeSpec, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +26,8 @@ pub struct DecoderSpec {
     pub stored: DType,
     /// The audio encoder, if there is one.
     pub audio: Option<AudioSpec>,
+    /// Layers behind the last that checkpoints have to predict further tokens, and that are not read.
+    pub unread_layers: usize,
 }
 
 /// How tokens become rows of the residual stream.
@@ -168,6 +171,11 @@ impl DecoderSpec {
         })
     }
 
+    /// The experts of every layer that has some, by its number.
+    pub fn experts(&self) -> impl Iterator<Item = (usize, &ExpertsSpec)> {
+        self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.experts()?)))
+    }
+
     /// Changes every layer; the function gets the number of the layer.
     pub fn with_layers(mut self, mut change: impl FnMut(usize, &mut LayerSpec)) -> DecoderSpec {
         self.layers.iter_mut().enumerate().for_each(|(index, layer)| change(index, layer));
@@ -179,11 +187,12 @@ impl DecoderSpec {
         let of_layers = self.layers.iter().enumerate().flat_map(|(index, layer)| {
             let linears = layer.linears(self.hidden).into_iter();
             linears.map(move |linear| Linear {
-                path: Self::layer_path(index, linear.path),
+                path: Self::layer_path(index, &linear.path),
                 n: linear.n,
                 k: linear.k,
                 bias: linear.bias,
                 layer: Some(index),
+                kind: linear.kind,
             })
         });
         let (n, k) = (self.vocabulary, self.hidden);
@@ -193,11 +202,13 @@ impl DecoderSpec {
             k,
             bias: false,
             layer: None,
+            kind: LinearKind::Dense,
         });
+        let head = Linear { path: HEAD.into(), n, k, bias: false, layer: None, kind: LinearKind::Dense };
         projection
             .into_iter()
             .chain(of_layers)
-            .chain([Linear { path: HEAD.into(), n, k, bias: false, layer: None }])
+            .chain([head])
             .collect()
     }
 
@@ -245,7 +256,9 @@ impl DecoderSpec {
                 name.strip_prefix(&module).is_some_and(|rest| rest.starts_with('.'))
             })
         };
-        self.attentions().any(of_layer)
+        let further = self.layers.len()..self.layers.len() + self.unread_layers;
+        let is_further = |layer: usize| name.starts_with(&Self::layer_path(layer, ""));
+        self.attentions().any(of_layer) || further.into_iter().any(is_further)
     }
 
     pub fn parameters(&self) -> usize {
@@ -276,6 +289,7 @@ pub(crate) mod tests {
             max_positions: 64,
             stored: DType::F32,
             audio: None,
+            unread_layers: 0,
         }
     }
 
