@@ -7,13 +7,13 @@ use super::config::Config;
 use super::family::Family;
 use super::glm4_moe::read_experts;
 use super::latent::read_with_latents;
+use super::routed::further_layers;
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let mut spec = read_with_latents(config, family, false)?;
-    let further = config.count("num_nextn_predict_layers")?;
-    spec.unread_layers = further.or(config.count("num_mtp_layers")?).unwrap_or(0);
+    spec.unread_layers = further_layers(config)?;
     let (experts, dense) = read_experts(config, &spec)?;
     Ok(spec.with_experts(&experts, |layer| layer >= dense))
 }

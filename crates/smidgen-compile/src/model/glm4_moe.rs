@@ -8,14 +8,14 @@ use super::experts::ExpertsSpec;
 use super::family::Family;
 use super::layer::NormedChannels;
 use super::llama::read_like_llama;
-use super::routed::{read_sigmoid_router, read_with_shared};
+use super::routed::{further_layers, read_sigmoid_router, read_with_shared};
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let biases = config.flag("attention_bias", false)?;
     let mut spec = read_like_llama(config, family)?;
-    spec.unread_layers = config.count("num_nextn_predict_layers")?.unwrap_or(0);
+    spec.unread_layers = further_layers(config)?;
     let (experts, dense) = read_experts(config, &spec)?;
     if config.flag("use_qk_norm", false)? {
         spec = spec.with_qk_norms(NormedChannels::Head);

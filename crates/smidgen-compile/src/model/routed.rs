@@ -71,6 +71,12 @@ pub fn read_sigmoid_router(config: &Config<'_>, keys: &[&'static str]) -> Result
     router.checked()
 }
 
+/// Layers behind the last one that predict further tokens: published checkpoints have them, and they are not read.
+pub fn further_layers(config: &Config<'_>) -> Result<usize, ModelError> {
+    let own = config.count("num_nextn_predict_layers")?;
+    Ok(own.or(config.count("num_mtp_layers")?).unwrap_or(0))
+}
+
 /// Experts of a router with the sizes of DeepSeek's configs: `n_shared_experts` are one feed-forward for every token.
 pub fn read_with_shared(
     config: &Config<'_>,
