@@ -86,7 +86,9 @@ pub fn find_fp8_weights(folder: &ModelFolder) -> Result<Fp8Weights, Fp8Error> {
         };
         found.scales.insert(scales_name.to_string());
         let module = name.trim_end_matches(".weight");
-        found.scales.extend(folder.tensor(&format!("{module}{INPUT_SCALE}")).map(|_| format!("{module}{INPUT_SCALE}")));
+        found.scales.extend(
+            folder.tensor(&format!("{module}{INPUT_SCALE}")).map(|_| format!("{module}{INPUT_SCALE}")),
+        );
         found.weights.insert(name.to_string(), Fp8Weight { codes, scales, storage });
     }
     Ok(found)

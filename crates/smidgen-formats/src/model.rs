@@ -46,7 +46,10 @@ pub enum Model {
         phi4mm: Option<Phi4mm>,
         experts: Box<ExpertWeights>,
     },
-    Gguf { file: Arc<GgufFile>, model: Box<GgufModel> },
+    Gguf {
+        file: Arc<GgufFile>,
+        model: Box<GgufModel>,
+    },
 }
 
 impl Model {

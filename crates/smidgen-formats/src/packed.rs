@@ -110,8 +110,11 @@ impl Finder<'_> {
         if tensor.element() == element && tensor.shape() == shape {
             return Ok(());
         }
-        let what =
-            format!("is {} of shape {:?}; expected {element} of shape {shape:?}", tensor.element(), tensor.shape());
+        let what = format!(
+            "is {} of shape {:?}; expected {element} of shape {shape:?}",
+            tensor.element(),
+            tensor.shape()
+        );
         Err(self.wrong(tensor.name(), what))
     }
 
@@ -131,7 +134,8 @@ impl Finder<'_> {
         let expected = [outer, &[*blocks]].concat();
         self.check(&scales, Element::U8, &expected)?;
         let shape = vec![outer.iter().product(), *blocks * Block::Mxfp4.elements()];
-        let turns = outer.last().copied().filter(|rows| stem.ends_with(".experts.gate_up_proj") && rows % 2 == 0);
+        let turns =
+            outer.last().copied().filter(|rows| stem.ends_with(".experts.gate_up_proj") && rows % 2 == 0);
         Ok(PackedWeight { shape, block: Block::Mxfp4, codes, scales, turns, grouped: None })
     }
 
@@ -146,7 +150,8 @@ impl Finder<'_> {
         };
         let words = |tensor: &TensorRef| match *tensor.shape() {
             [first, second] if first > 0 && second > 0 => Ok((first, second)),
-            _ => Err(self.wrong(tensor.name(), format!("has the shape {:?}, which is not a matrix", tensor.shape()))),
+            _ => Err(self
+                .wrong(tensor.name(), format!("has the shape {:?}, which is not a matrix", tensor.shape()))),
         };
         let (first, second) = words(&codes)?;
         let (groups, _) = words(&scales)?;
@@ -158,7 +163,9 @@ impl Finder<'_> {
         self.check(&scales, Element::F16, &[groups, rows])?;
         self.check(&zeros, Element::I32, &[groups, rows / 8])?;
         let group = columns / groups;
-        let block = [Block::Int4By128, Block::Int4By32].into_iter().find(|block| group.is_multiple_of(block.elements()));
+        let block = [Block::Int4By128, Block::Int4By32]
+            .into_iter()
+            .find(|block| group.is_multiple_of(block.elements()));
         let block = block.filter(|_| columns.is_multiple_of(groups) && rows.is_multiple_of(ROWS));
         let Some(block) = block else {
             let what = format!(
@@ -166,7 +173,14 @@ impl Finder<'_> {
             );
             return Err(self.wrong(scales.name(), what));
         };
-        Ok(PackedWeight { shape: vec![rows, columns], block, codes, scales, turns: None, grouped: Some(Grouped { zeros, method, group }) })
+        Ok(PackedWeight {
+            shape: vec![rows, columns],
+            block,
+            codes,
+            scales,
+            turns: None,
+            grouped: Some(Grouped { zeros, method, group }),
+        })
     }
 }
 
@@ -182,7 +196,9 @@ impl PackedWeight {
         PackedWeight {
             codes: self.codes.hashed(hash, 0),
             scales: self.scales.hashed(hash, scales_at),
-            grouped: self.grouped.map(|grouped| Grouped { zeros: grouped.zeros.hashed(hash, zeros_at), ..grouped }),
+            grouped: self
+                .grouped
+                .map(|grouped| Grouped { zeros: grouped.zeros.hashed(hash, zeros_at), ..grouped }),
             ..self
         }
     }
@@ -274,7 +290,9 @@ impl PackedWeight {
             self.codes.read_at(16 * start as u64, &mut codes[..16 * count])?;
             self.scales.read_at(start as u64, &mut scales[..count])?;
             let (pairs, _) = codes.as_chunks::<16>();
-            for ((block, pairs), scale) in target.chunks_exact_mut(Block::Mxfp4.bytes()).zip(pairs).zip(&scales) {
+            for ((block, pairs), scale) in
+                target.chunks_exact_mut(Block::Mxfp4.bytes()).zip(pairs).zip(&scales)
+            {
                 block[0] = *scale;
                 let code = |at: usize| pairs[at / 2] >> (at % 2 * 4) & 15;
                 for (at, byte) in block[1..].iter_mut().enumerate() {
@@ -318,7 +336,10 @@ impl PackedWeight {
                 let words = &mut words[..count / 8];
                 read_words(&self.codes, (column * rows + first) / 8, words)?;
                 for (eight, word) in words.iter().enumerate() {
-                    places.into_iter().enumerate().for_each(|(place, row)| put(8 * eight + row, column, word >> (4 * place)));
+                    places
+                        .into_iter()
+                        .enumerate()
+                        .for_each(|(place, row)| put(8 * eight + row, column, word >> (4 * place)));
                 }
             }
             return Ok(());
@@ -385,7 +406,9 @@ mod tests {
             let storage = weight.storage().unwrap();
             let mut whole = vec![0; storage.bytes(rows, columns)];
             weight.read_stored(0, &mut whole).unwrap();
-            for (first, count) in [(0, 1), (3, 50), (16, 18), (whole.len() - 9, 9), (whole.len() / 2, 200), (5, 0)] {
+            for (first, count) in
+                [(0, 1), (3, 50), (16, 18), (whole.len() - 9, 9), (whole.len() / 2, 200), (5, 0)]
+            {
                 let count = count.min(whole.len() - first);
                 let mut part = vec![0; count];
                 weight.read_stored(first as u64, &mut part).unwrap();

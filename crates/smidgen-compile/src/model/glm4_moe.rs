@@ -25,10 +25,7 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
 }
 
 /// Experts as those of DeepSeek-V3, with shared ones as one feed-forward, and the number of first layers without experts.
-pub fn read_experts(
-    config: &Config<'_>,
-    spec: &DecoderSpec,
-) -> Result<(ExpertsSpec, usize), ModelError> {
+pub fn read_experts(config: &Config<'_>, spec: &DecoderSpec) -> Result<(ExpertsSpec, usize), ModelError> {
     let router = read_sigmoid_router(config, &["n_routed_experts", "num_local_experts"])?;
     let experts = read_with_shared(config, spec, router, false)?;
     Ok((experts, config.count("first_k_dense_replace")?.unwrap_or(0)))

@@ -34,7 +34,9 @@ pub fn read_with_latents(
         query_scale: None,
     };
     if config.dimension("num_key_value_heads")?.is_some_and(|own| own != heads) {
-        let what = format!("`num_key_value_heads` is not `num_attention_heads = {heads}`, and all heads have own keys");
+        let what = format!(
+            "`num_key_value_heads` is not `num_attention_heads = {heads}`, and all heads have own keys"
+        );
         return Err(ModelError::Contradiction { what });
     }
     let head_dim = latent.query().max(latent.value).next_multiple_of(2);

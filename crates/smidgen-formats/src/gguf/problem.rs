@@ -19,7 +19,9 @@ pub enum GgufProblem {
     Metadata(#[from] MetadataProblem),
     #[error("this is file {number} of {count} of a split model; name the first one{}", first.as_ref().map(|name| format!(", `{name}`")).unwrap_or_default())]
     NotTheFirst { number: u64, count: u64, first: Option<String> },
-    #[error("this is the first of {count} files of a split model, and its name does not end with `{expected}`, by which the others would be found")]
+    #[error(
+        "this is the first of {count} files of a split model, and its name does not end with `{expected}`, by which the others would be found"
+    )]
     SplitName { count: u64, expected: String },
     #[error("`{name}` beside it, a file of the same model: {problem}")]
     InPart { name: String, problem: Box<GgufProblem> },

@@ -30,8 +30,10 @@ pub(super) fn open_others(
     let mut files = Vec::new();
     for number in 1..count {
         let name = format!("{stem}{}", ending(number, count));
-        let in_file = |problem: GgufProblem| GgufProblem::InPart { name: name.clone(), problem: Box::new(problem) };
-        let file = OpenFile::open_inside(&path.with_file_name(&name)).map_err(|problem| in_file(problem.into()))?;
+        let in_file =
+            |problem: GgufProblem| GgufProblem::InPart { name: name.clone(), problem: Box::new(problem) };
+        let file =
+            OpenFile::open_inside(&path.with_file_name(&name)).map_err(|problem| in_file(problem.into()))?;
         let Header { metadata, tensors: own, .. } = read_header(&file).map_err(in_file)?;
         if place(&metadata)? != Some((number, count)) {
             return Err(in_file(GgufProblem::OtherSplit { number: number + 1, count }));

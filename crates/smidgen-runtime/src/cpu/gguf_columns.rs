@@ -518,9 +518,8 @@ impl Unpack for Iq4Xs {
             for part in 0..2 {
                 let sub = 2 * quarter + part;
                 look_up::<V>(rows, 8 + 16 * sub, &IQ4_NUMBERS, 32 * part, &mut piece.codes);
-                let scale: V = each_row(rows, |block| {
-                    f32::from(iq4_scale(&block.cast::<[u8; 8]>().read(), sub))
-                });
+                let scale: V =
+                    each_row(rows, |block| f32::from(iq4_scale(&block.cast::<[u8; 8]>().read(), sub)));
                 piece.scales[2 * part] = halves.0.mul(scale);
                 piece.scales[2 * part + 1] = piece.scales[2 * part];
             }

@@ -47,9 +47,7 @@ pub unsafe fn decode_gguf<V: Lanes>(
                         Block::Q4_1 => decode_q4_1::<V>(source, target),
                         Block::Q5_0 => decode_q5_0::<V>(source, target),
                         Block::Q5_1 => decode_q5_1::<V>(source, target),
-                        Block::Iq4Nl => {
-                            decode_table::<V>(source.add(2), &IQ4, V::splat_f16(source), target)
-                        }
+                        Block::Iq4Nl => decode_table::<V>(source.add(2), &IQ4, V::splat_f16(source), target),
                         Block::Mxfp4 => {
                             let scale = V::splat(half_power(source.read()));
                             decode_table::<V>(source.add(1), &E2M1, scale, target);

@@ -184,7 +184,11 @@ impl OriginalTensor {
             weight @ (Weight::Bnb(_) | Weight::Fp8(_)) => {
                 weight.storage().map_or(0, |storage| storage.bytes(self.rows(), self.row_elements()))
             }
-            Weight::Plain(_) | Weight::Packed(_) | Weight::Gguf(_) | Weight::Merged(_) | Weight::Joined(_) => 0,
+            Weight::Plain(_)
+            | Weight::Packed(_)
+            | Weight::Gguf(_)
+            | Weight::Merged(_)
+            | Weight::Joined(_) => 0,
         }
     }
 

@@ -83,7 +83,8 @@ fn what_cannot_be_exported_is_refused_by_name() {
 #[test]
 fn mixtures_of_llama_cpp_are_written_with_a_modelfile() {
     let scratch = Scratch::of("gguf-kquants");
-    let arguments = ["export", "adapter", "--output", "out/whole.gguf", "--merged", "--modelfile", "--type", "q4_k_m"];
+    let arguments =
+        ["export", "adapter", "--output", "out/whole.gguf", "--merged", "--modelfile", "--type", "q4_k_m"];
     let ended = scratch.run(&arguments);
     assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
     let modelfile = std::fs::read_to_string(scratch.path("out/Modelfile")).unwrap();

@@ -312,7 +312,7 @@ fn what_cannot_be_written_is_refused_and_leaves_the_old_file() {
 }
 
 /// Writes the parts of a split model and returns the path of the first.
-fn write_split(folder: &std::path::Path, count: u16, tensors: u64) -> std::path::PathBuf {
+fn write_split(folder: &Path, count: u16, tensors: u64) -> std::path::PathBuf {
     let path = |part: u16| folder.join(format!("m-{:05}-of-{count:05}.gguf", part + 1));
     for part in 0..count {
         let metadata = metadata(&[
@@ -340,7 +340,7 @@ fn the_files_of_a_split_model_are_one() {
 
 #[test]
 fn split_models_that_are_not_whole_are_refused() {
-    let said = |path: &std::path::Path| GgufFile::open(path).unwrap_err().problem.to_string();
+    let said = |path: &Path| GgufFile::open(path).unwrap_err().problem.to_string();
     let folder = tempfile::tempdir().unwrap();
     let first = write_split(folder.path(), 2, 2);
     let second = folder.path().join("m-00002-of-00002.gguf");
