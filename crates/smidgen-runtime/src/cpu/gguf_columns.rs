@@ -6,20 +6,20 @@
 //! Rows come as whole vectors; columns of a matmul that do not fill a vector are packed in another way (`packing.rs`).
 //! Layouts are those of ggml; `quant/blocks.rs` decodes the same ones element by element.
 
+pub use super::block_columns::{Int4By32, Int4By128, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K};
 use super::isa::{Lanes, prefetch};
 use super::stored::{SPAN_STEP, Stored};
 use smidgen_ir::Block;
-use smidgen_ir::quant::blocks::{E2M1_DOUBLED, IQ4_NUMBERS, half_power, iq4_scale, q3_scale};
 use smidgen_ir::workspace_cpu::DEPTH_BLOCK;
 
 /// Vectors of rows that are decoded together.
 pub const VECTORS: usize = 3;
 /// Lanes of the widest vector.
-const MAX_LANES: usize = 16;
+pub(super) const MAX_LANES: usize = 16;
 /// Maximum elements of a row that are unpacked at once.
 const MAX_ELEMENTS: usize = SPAN_STEP;
 /// Minimum elements with one scale.
-const RUN: usize = 16;
+pub(super) const RUN: usize = 16;
 /// Maximum pieces of 32 elements in the depth of [`Columns`].
 const MAX_PIECES: usize = DEPTH_BLOCK / 32;
 const LINE_BYTES: usize = 64;
@@ -159,9 +159,9 @@ impl Next {
 /// Elements of one vector of rows: signed codes by element and row, and for each run a scale and a minimum to add.
 #[derive(Clone, Copy)]
 pub struct Piece<V> {
-    codes: [u8; MAX_ELEMENTS * MAX_LANES],
-    scales: [V; MAX_ELEMENTS / RUN],
-    minimums: [V; MAX_ELEMENTS / RUN],
+    pub(super) codes: [u8; MAX_ELEMENTS * MAX_LANES],
+    pub(super) scales: [V; MAX_ELEMENTS / RUN],
+    pub(super) minimums: [V; MAX_ELEMENTS / RUN],
 }
 
 impl<V: Lanes> Piece<V> {
@@ -173,7 +173,7 @@ impl<V: Lanes> Piece<V> {
     }
 
     #[inline(always)]
-    fn set_scale(&mut self, scale: V) {
+    pub(super) fn set_scale(&mut self, scale: V) {
         self.scales = [scale; MAX_ELEMENTS / RUN];
     }
 }
@@ -181,9 +181,9 @@ impl<V: Lanes> Piece<V> {
 /// One block of each row of a vector.
 #[derive(Clone, Copy)]
 pub struct BlockRows {
-    first: *const u8,
+    pub(super) first: *const u8,
     /// Bytes from one row to the next.
-    stride: usize,
+    pub(super) stride: usize,
 }
 
 /// A format whose codes can be unpacked. A code times its scale, plus a minimum if there is one, is exact or rounded
@@ -207,7 +207,7 @@ pub trait Unpack {
 type Bytes = [u8; RUN * MAX_LANES];
 
 #[inline(always)]
-unsafe fn bytes_at<V: Lanes>(rows: BlockRows, offset: usize) -> Bytes {
+pub(super) unsafe fn bytes_at<V: Lanes>(rows: BlockRows, offset: usize) -> Bytes {
     let mut bytes = [0; RUN * MAX_LANES];
     // SAFETY: the caller promises sixteen readable bytes; the target holds them for the widest vector.
     unsafe { V::transpose_bytes(rows.first.add(offset), rows.stride, bytes.as_mut_ptr()) };
@@ -216,7 +216,7 @@ unsafe fn bytes_at<V: Lanes>(rows: BlockRows, offset: usize) -> Bytes {
 
 /// Writes the low nibbles of sixteen bytes as codes from element `low` on, and the high ones from `high` on.
 #[inline(always)]
-fn split_nibbles<V: Lanes>(bytes: &Bytes, low: usize, high: usize, codes: &mut [u8]) {
+pub(super) fn split_nibbles<V: Lanes>(bytes: &Bytes, low: usize, high: usize, codes: &mut [u8]) {
     let count = RUN * V::WIDTH;
     let (first, second) = codes.split_at_mut(high * V::WIDTH);
     let (first, second) = (&mut first[low * V::WIDTH..][..count], &mut second[..count]);
@@ -236,7 +236,7 @@ fn add_fifths<V: Lanes>(bytes: &[u8], shift: usize, element: usize, codes: &mut 
 
 /// Makes codes of `count` elements signed.
 #[inline(always)]
-fn subtract<V: Lanes>(middle: u8, count: usize, codes: &mut [u8]) {
+pub(super) fn subtract<V: Lanes>(middle: u8, count: usize, codes: &mut [u8]) {
     for code in &mut codes[..count * V::WIDTH] {
         *code = code.wrapping_sub(middle);
     }
@@ -462,209 +462,6 @@ impl Unpack for Q6K {
             for (run, target) in piece.scales.iter_mut().enumerate() {
                 let scale = V::widen_i8(scales.as_ptr().add((4 * quarter + run) * V::WIDTH));
                 *target = halves.1.mul(V::from_words(scale));
-            }
-        }
-    }
-}
-
-/// The codes of 32 elements, nibbles that mean the numbers of a table, from element `to` on.
-#[inline(always)]
-unsafe fn look_up<V: Lanes>(rows: BlockRows, at: usize, numbers: &[i8; 16], to: usize, codes: &mut [u8]) {
-    let codes = &mut codes[to * V::WIDTH..][..2 * RUN * V::WIDTH];
-    // SAFETY: the caller promises the sixteen bytes.
-    split_nibbles::<V>(&unsafe { bytes_at::<V>(rows, at) }, 0, 16, codes);
-    for code in codes {
-        *code = numbers[usize::from(*code & 15)] as u8;
-    }
-}
-
-/// A number of each row of a vector, from its block.
-#[inline(always)]
-unsafe fn each_row<V: Lanes>(rows: BlockRows, number: impl Fn(*const u8) -> f32) -> V {
-    let mut numbers = [0.0f32; MAX_LANES];
-    for (lane, target) in numbers.iter_mut().enumerate().take(V::WIDTH) {
-        *target = number(rows.first.wrapping_add(lane * rows.stride));
-    }
-    // SAFETY: there is a number for each lane.
-    unsafe { V::load(numbers.as_ptr()) }
-}
-
-pub struct Iq4Nl;
-
-impl Unpack for Iq4Nl {
-    const BLOCK: Block = Block::Iq4Nl;
-    const ELEMENTS: usize = 32;
-    const HAS_MINIMUM: bool = false;
-
-    #[inline(always)]
-    unsafe fn unpack<V: Lanes>(rows: BlockRows, _quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
-        // SAFETY: 16 bytes of nibbles follow the scale.
-        unsafe { look_up::<V>(rows, 2, &IQ4_NUMBERS, 0, &mut piece.codes) };
-        piece.set_scale(halves.0);
-    }
-}
-
-pub struct Iq4Xs;
-
-impl Unpack for Iq4Xs {
-    const BLOCK: Block = Block::Iq4Xs;
-    const ELEMENTS: usize = 64;
-    const HAS_MINIMUM: bool = false;
-
-    #[inline(always)]
-    unsafe fn unpack<V: Lanes>(rows: BlockRows, quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
-        // SAFETY: eight bytes of scales, then 16 bytes of nibbles for each 32 elements.
-        unsafe {
-            for part in 0..2 {
-                let sub = 2 * quarter + part;
-                look_up::<V>(rows, 8 + 16 * sub, &IQ4_NUMBERS, 32 * part, &mut piece.codes);
-                let scale: V =
-                    each_row(rows, |block| f32::from(iq4_scale(&block.cast::<[u8; 8]>().read(), sub)));
-                piece.scales[2 * part] = halves.0.mul(scale);
-                piece.scales[2 * part + 1] = piece.scales[2 * part];
-            }
-        }
-    }
-}
-
-pub struct Mxfp4;
-
-impl Unpack for Mxfp4 {
-    const BLOCK: Block = Block::Mxfp4;
-    const ELEMENTS: usize = 32;
-    const HAS_MINIMUM: bool = false;
-
-    #[inline(always)]
-    unsafe fn unpack<V: Lanes>(rows: BlockRows, _quarter: usize, _halves: (V, V), piece: &mut Piece<V>) {
-        // SAFETY: 16 bytes of nibbles follow the byte of the scale.
-        unsafe {
-            look_up::<V>(rows, 1, &E2M1_DOUBLED, 0, &mut piece.codes);
-            piece.set_scale(each_row(rows, |block| half_power(block.read())));
-        }
-    }
-}
-
-/// `count` codes of blocks of GPTQ from byte `at` on, two in a byte, minus the number that the block has in its third byte.
-#[inline(always)]
-unsafe fn int4_codes<V: Lanes>(rows: BlockRows, at: usize, count: usize, codes: &mut [u8]) {
-    // SAFETY: the caller promises the block.
-    unsafe {
-        let head = bytes_at::<V>(rows, 0);
-        let zeros = &head[2 * V::WIDTH..3 * V::WIDTH];
-        for run in 0..count / 32 {
-            let bytes = bytes_at::<V>(rows, at + RUN * run);
-            let pairs = codes[32 * run * V::WIDTH..].chunks_exact_mut(2 * V::WIDTH);
-            for (byte, pair) in bytes.chunks_exact(V::WIDTH).zip(pairs).take(RUN) {
-                let (high, low) = pair.split_at_mut(V::WIDTH);
-                for (lane, byte) in byte.iter().enumerate() {
-                    high[lane] = (byte >> 4).wrapping_sub(zeros[lane]);
-                    low[lane] = (byte & 15).wrapping_sub(zeros[lane]);
-                }
-            }
-        }
-    }
-}
-
-pub struct Int4By32;
-
-impl Unpack for Int4By32 {
-    const BLOCK: Block = Block::Int4By32;
-    const ELEMENTS: usize = 32;
-    const HAS_MINIMUM: bool = false;
-
-    #[inline(always)]
-    unsafe fn unpack<V: Lanes>(rows: BlockRows, _quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
-        // SAFETY: 16 bytes of codes follow scale and zero.
-        unsafe { int4_codes::<V>(rows, 4, 32, &mut piece.codes) };
-        piece.set_scale(halves.0);
-    }
-}
-
-pub struct Int4By128;
-
-impl Unpack for Int4By128 {
-    const BLOCK: Block = Block::Int4By128;
-    const ELEMENTS: usize = 64;
-    const HAS_MINIMUM: bool = false;
-
-    #[inline(always)]
-    unsafe fn unpack<V: Lanes>(rows: BlockRows, quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
-        // SAFETY: 64 bytes of codes follow scale and zero.
-        unsafe { int4_codes::<V>(rows, 4 + 32 * quarter, 64, &mut piece.codes) };
-        piece.set_scale(halves.0);
-    }
-}
-
-/// The pairs of bits of a quarter of a q2_k or q3_k block, as codes; `at` is where the pairs of the block begin.
-#[inline(always)]
-unsafe fn quarter_pairs<V: Lanes>(rows: BlockRows, at: usize, quarter: usize, codes: &mut [u8]) {
-    // SAFETY: the caller promises the block.
-    unsafe {
-        for run in 0..2 {
-            let bytes = bytes_at::<V>(rows, at + quarter / 2 * 32 + RUN * run);
-            for part in 0..2 {
-                let shift = (quarter % 2 * 2 + part) * 2;
-                let codes = &mut codes[(32 * part + RUN * run) * V::WIDTH..][..RUN * V::WIDTH];
-                for (code, byte) in codes.iter_mut().zip(&bytes) {
-                    *code = byte >> shift & 3;
-                }
-            }
-        }
-    }
-}
-
-pub struct Q2K;
-
-impl Unpack for Q2K {
-    const BLOCK: Block = Block::Q2K;
-    const ELEMENTS: usize = 64;
-    const HAS_MINIMUM: bool = true;
-    const HALVES_AT: usize = 80;
-
-    #[inline(always)]
-    unsafe fn unpack<V: Lanes>(rows: BlockRows, quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
-        // SAFETY: sixteen bytes of scales and minimums come first, then pairs of bits.
-        unsafe {
-            quarter_pairs::<V>(rows, 16, quarter, &mut piece.codes);
-            for run in 0..4 {
-                let sub = |block: *const u8| block.add(4 * quarter + run).read();
-                let scale: V = each_row(rows, |block| f32::from(sub(block) & 15));
-                let minimum: V = each_row(rows, |block| f32::from(sub(block) >> 4));
-                piece.scales[run] = halves.0.mul(scale);
-                piece.minimums[run] = V::splat(-0.0).sub(halves.1.mul(minimum));
-            }
-        }
-    }
-}
-
-pub struct Q3K;
-
-impl Unpack for Q3K {
-    const BLOCK: Block = Block::Q3K;
-    const ELEMENTS: usize = 64;
-    const HAS_MINIMUM: bool = false;
-    const HALVES_AT: usize = 106;
-
-    #[inline(always)]
-    unsafe fn unpack<V: Lanes>(rows: BlockRows, quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
-        // SAFETY: third bits, a bit for each 32 elements, then pairs of bits, then scales and the scale of the block.
-        unsafe {
-            quarter_pairs::<V>(rows, 32, quarter, &mut piece.codes);
-            for run in 0..2 {
-                let thirds = bytes_at::<V>(rows, RUN * run);
-                for part in 0..2 {
-                    let codes = &mut piece.codes[(32 * part + RUN * run) * V::WIDTH..][..RUN * V::WIDTH];
-                    for (code, byte) in codes.iter_mut().zip(&thirds) {
-                        *code |= (byte >> (2 * quarter + part) & 1) << 2;
-                    }
-                }
-            }
-            subtract::<V>(4, 64, &mut piece.codes);
-            for run in 0..4 {
-                let scale: V = each_row(rows, |block| {
-                    f32::from(q3_scale(&block.add(96).cast::<[u8; 12]>().read(), 4 * quarter + run))
-                });
-                piece.scales[run] = halves.1.mul(scale);
             }
         }
     }

@@ -18,6 +18,7 @@ pub mod bf16_matmul;
 #[cfg(target_arch = "x86_64")]
 mod bf16_packing;
 pub mod bf16_unit;
+mod block_columns;
 mod cached_attention;
 mod chunk;
 mod chunk_attention;
