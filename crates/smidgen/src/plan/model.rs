@@ -213,9 +213,12 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
         BaseFormat::Nf4Single => (Some(Storage::Bnb4 { code: Code4::Nf4, double: false }), None),
     };
     let assumed = assumed_storage(spec, model);
+    let mxfp4 = experts_in_mxfp4(spec, model);
     let tensors = spec.tensors().into_iter().chain(spec.audio.iter().flat_map(AudioSpec::tensors));
     let storage = tensors.map(|tensor| {
-        let (wanted, assumed) = if linears.contains(&tensor.name) {
+        let (wanted, assumed) = if mxfp4.contains(&tensor.name) {
+            (of_linears, Storage::Gguf(Block::Mxfp4))
+        } else if linears.contains(&tensor.name) {
             (of_linears, assumed)
         } else {
             (of_others, Storage::Plain(spec.stored))
@@ -225,6 +228,15 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
         (tensor.name, storage)
     });
     storage.collect()
+}
+
+/// The weights of experts, if the config of a model without weights says that these are MXFP4.
+fn experts_in_mxfp4(spec: &DecoderSpec, model: &Model) -> HashSet<String> {
+    if model.has_weights() || model.config()["quantization_config"]["quant_method"] != "mxfp4" {
+        return HashSet::new();
+    }
+    let experts = spec.linears().into_iter().filter(|linear| matches!(linear.kind, LinearKind::Experts(_)));
+    experts.map(|linear| format!("{}.weight", linear.path)).collect()
 }
 
 /// The storage format of linear layers according to the config, for a model without weights.
