@@ -59,7 +59,12 @@ impl ExpertWeights {
             if let Some((module, expert, ending)) = split_expert(name)
                 && let Some(tensor) = folder.tensor(name)
             {
-                single.entry(module.to_string()).or_default().entry(expert).or_default().insert(ending, tensor);
+                single
+                    .entry(module.to_string())
+                    .or_default()
+                    .entry(expert)
+                    .or_default()
+                    .insert(ending, tensor);
                 continue;
             }
             if let Some((front, to)) = renamed(name, &RENAMED) {
@@ -96,7 +101,8 @@ impl ExpertWeights {
                     }
                 }
             }
-            let names = (0..count).flat_map(|expert| endings.iter().map(move |end| format!("{module}.{expert}.{end}")));
+            let names = (0..count)
+                .flat_map(|expert| endings.iter().map(move |end| format!("{module}.{expert}.{end}")));
             self.parts.extend(names);
             match (missing, JoinedWeight::of_whole(sources)) {
                 (Some(missing), _) => {
@@ -137,7 +143,8 @@ fn split_expert(name: &str) -> Option<(&str, usize, &'static str)> {
     let ending = OF_EXPERTS.iter().flatten().find(|ending| name.ends_with(**ending))?;
     let front = name.strip_suffix(ending)?.strip_suffix('.')?;
     let (module, expert) = front.rsplit_once('.')?;
-    let is_number = expert.bytes().all(|digit| digit.is_ascii_digit()) && (expert == "0" || !expert.starts_with('0'));
+    let is_number =
+        expert.bytes().all(|digit| digit.is_ascii_digit()) && (expert == "0" || !expert.starts_with('0'));
     let expert = if is_number { expert.parse().ok()? } else { return None };
     // The limit keeps a hostile name from making long lists.
     (module.ends_with(".experts") && expert < 1 << 16).then_some((module, expert, ending))
@@ -158,10 +165,9 @@ fn fused(tensor: TensorRef, name: &str, turned: Option<bool>) -> Option<JoinedWe
             takes_turns.then_some(Turned { rows, columns: 1, takes_turns }),
         ),
         (&[experts, rows, columns], None) => (vec![experts.checked_mul(rows)?, columns], None),
-        (&[experts, columns, rows], Some(_)) => (
-            vec![experts.checked_mul(rows)?, columns],
-            Some(Turned { rows, columns, takes_turns }),
-        ),
+        (&[experts, columns, rows], Some(_)) => {
+            (vec![experts.checked_mul(rows)?, columns], Some(Turned { rows, columns, takes_turns }))
+        }
         _ => return None,
     };
     let rows = shape[0];

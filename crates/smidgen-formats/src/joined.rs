@@ -88,6 +88,24 @@ impl JoinedWeight {
         self.shape[1..].iter().product()
     }
 
+    /// The name and the shape under which transformers reads the matrix as one tensor.
+    pub fn as_fused(&self) -> (String, Vec<usize>) {
+        let first = match &self.sources[0] {
+            Weight::Plain(tensor) => tensor,
+            _ => unreachable!("folders hold experts as plain tensors"),
+        };
+        if self.sources.len() == 1 {
+            return (first.name().to_string(), first.shape().to_vec());
+        }
+        // A tensor for each expert, and for each of gate and up.
+        let (module, rest) = first.name().split_once(".experts.").unwrap_or((first.name(), ""));
+        let is_down = rest.ends_with("down_proj.weight") || rest.ends_with("w2.weight");
+        let experts = if is_down { self.sources.len() } else { self.sources.len() / 2 };
+        let name = if is_down { "down_proj" } else { "gate_up_proj" };
+        let module = module.replace(".block_sparse_moe", ".mlp");
+        (format!("{module}.experts.{name}"), vec![experts, self.shape[0] / experts, self.columns()])
+    }
+
     /// The storage that all sources share, if its rows stand by themselves.
     pub fn storage(&self) -> Option<Storage> {
         let storage = self.sources.first()?.storage()?;
@@ -157,7 +175,12 @@ impl JoinedWeight {
     }
 
     /// Fills `target` with rows as f32. `held` keeps a transposed matrix between calls.
-    pub fn read_rows(&self, first: usize, target: &mut [f32], held: &mut HeldExpert) -> Result<(), WeightError> {
+    pub fn read_rows(
+        &self,
+        first: usize,
+        target: &mut [f32],
+        held: &mut HeldExpert,
+    ) -> Result<(), WeightError> {
         let columns = self.columns();
         let rows = target.len().checked_div(columns).unwrap_or(0);
         if let Some(turned) = self.turned {
@@ -165,7 +188,9 @@ impl JoinedWeight {
                 let expert = row / turned.rows;
                 held.load(&self.sources[0], expert, turned)?;
                 let column = turned.column(row % turned.rows);
-                for (number, stored) in target.iter_mut().zip(held.numbers[column..].iter().step_by(turned.rows)) {
+                for (number, stored) in
+                    target.iter_mut().zip(held.numbers[column..].iter().step_by(turned.rows))
+                {
                     *number = *stored;
                 }
             }

@@ -146,7 +146,9 @@ impl Weight {
     pub(crate) fn hashed_from(self, hash: &Arc<ContentHash>, begin: u64) -> Weight {
         match self {
             Weight::Plain(tensor) => Weight::Plain(tensor.hashed(hash, begin)),
-            Weight::Gguf(weight) => Weight::Gguf(GgufWeight { hash: Some((Arc::clone(hash), begin)), ..weight }),
+            Weight::Gguf(weight) => {
+                Weight::Gguf(GgufWeight { hash: Some((Arc::clone(hash), begin)), ..weight })
+            }
             Weight::Bnb(_) | Weight::Fp8(_) | Weight::Packed(_) | Weight::Merged(_) | Weight::Joined(_) => {
                 unreachable!("experts are joined from plain tensors and GGUF blocks")
             }
@@ -307,7 +309,9 @@ impl Weight {
             }
             Weight::Packed(weight) => Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?),
             Weight::Gguf(weight) if !weight.is_shifted() => Ok(weight.read_at(byte_offset, destination)?),
-            Weight::Joined(weight) if weight.is_read_as_stored() => weight.read_stored(byte_offset, destination),
+            Weight::Joined(weight) if weight.is_read_as_stored() => {
+                weight.read_stored(byte_offset, destination)
+            }
             Weight::Gguf(_) | Weight::Merged(_) | Weight::Joined(_) => {
                 let storage = self.storage().unwrap_or(Storage::F32);
                 WeightRows::open(self)?.read_as(storage, byte_offset as usize, destination)

@@ -94,9 +94,10 @@ impl<'a> Rule<'a> {
 
     fn rows_and_columns(&self, input: usize) -> Option<(Dim, usize)> {
         match self.inputs[input].shape.0.as_slice() {
-            [rows @ (Dim::Tokens | Dim::Routed(_) | Dim::Tile { .. } | Dim::Rows | Dim::Audio(_)), Dim::Const(c)] => {
-                Some((*rows, *c))
-            }
+            [
+                rows @ (Dim::Tokens | Dim::Routed(_) | Dim::Tile { .. } | Dim::Rows | Dim::Audio(_)),
+                Dim::Const(c),
+            ] => Some((*rows, *c)),
             _ => None,
         }
     }

@@ -316,7 +316,11 @@ impl Backward<'_> {
             Op::ChunkAttention(shape) => self.attention(node, Op::ChunkAttentionGrad(*shape), None),
             // They have no trained leaves among their inputs: they only turn positions, choices or sound into inputs of the
             // layers.
-            Op::Dispatch { .. } | Op::RopeTable(_) | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } => {}
+            Op::Dispatch { .. }
+            | Op::RopeTable(_)
+            | Op::StridedConv(_)
+            | Op::JoinPlaces { .. }
+            | Op::MaskRows { .. } => {}
             ops_without_gradient!() => unreachable!("`{}` is not a forward operation", node.op.name()),
         }
     }
@@ -449,7 +453,8 @@ impl Backward<'_> {
         let Some(dweights) = self.gradient(node.outputs[0]) else { return };
         let logits = node.inputs[0];
         let scales = node.inputs.last().copied().filter(|_| router.has_expert_scales);
-        let updates: Vec<ValueId> = scales.and_then(|scales| self.graph.gradient_of(scales)).into_iter().collect();
+        let updates: Vec<ValueId> =
+            scales.and_then(|scales| self.graph.gradient_of(scales)).into_iter().collect();
         if !self.needs(logits) && updates.is_empty() {
             return;
         }
@@ -501,7 +506,13 @@ impl Backward<'_> {
         self.contribute(x, term(weight, 1.0));
     }
 
-    fn grouped_weight_gradient(&mut self, weight: ValueId, part: ExpertRows, inputs: [ValueId; 3], scale: f32) {
+    fn grouped_weight_gradient(
+        &mut self,
+        weight: ValueId,
+        part: ExpertRows,
+        inputs: [ValueId; 3],
+        scale: f32,
+    ) {
         if let Some(gradient) = self.graph.gradient_of(weight) {
             let scale = scale * self.graph.gradient_scale(weight);
             self.emit(Op::GroupedWeightGrad { part, scale }, inputs.into(), vec![gradient], &[]);

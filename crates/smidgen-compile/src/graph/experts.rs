@@ -31,7 +31,8 @@ impl Builder<'_> {
         let rows = self.emit1(Op::SpreadRows { weighted: spec.weighs_inputs }, inputs, "experts.in"); // (J·T, C)
         let [gate_part, up_part, down_part] = spec.rows(self.spec.hidden);
         let [gate_up, down] = spec.paths();
-        let [gate, up] = self.grouped(rows, of_rows, &gate_up, [("experts.gate", gate_part), ("experts.up", up_part)]);
+        let [gate, up] =
+            self.grouped(rows, of_rows, &gate_up, [("experts.gate", gate_part), ("experts.up", up_part)]);
         let a = self.gated(spec.activation, gate, up, "experts.act"); // (J·T, I)
         let [y] = self.grouped(a, of_rows, &down, [("experts.out", down_part)]); // (J·T, C)
         let inputs = weighted([y, places], !spec.weighs_inputs);
@@ -62,7 +63,8 @@ impl Builder<'_> {
         };
         let logits = self.linear(input, spec.names.router, "router.logits"); // (T, E)
         let layer = self.layer.expect("experts belong to a layer");
-        let vector = |is_used: bool, path: &str| is_used.then(|| self.leaf(&DecoderSpec::layer_path(layer, path)));
+        let vector =
+            |is_used: bool, path: &str| is_used.then(|| self.leaf(&DecoderSpec::layer_path(layer, path)));
         let correction = vector(spec.router.is_corrected, spec.names.correction);
         let scales = vector(spec.router.has_expert_scales, spec.names.scales);
         let inputs = [logits].into_iter().chain(correction).chain(scales).collect();

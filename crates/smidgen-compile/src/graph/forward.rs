@@ -280,7 +280,7 @@ impl Builder<'_> {
             if layer.is_parallel { n } else { self.stream_norm(mid, norms.before_feed_forward, "mlp.norm") };
         let y = match &layer.feed_forward {
             FeedForward::Gated(gated) => self.gated_feed_forward(gated, n, "mlp"), // (T, C)
-            FeedForward::Experts(experts) => self.experts(experts, n, mid), // (T, C)
+            FeedForward::Experts(experts) => self.experts(experts, n, mid),        // (T, C)
         };
         let y = self.stream_norm(y, norms.after_feed_forward, "mlp.out_normed");
         self.add(mid, y, layer.residual_scale, "x")

@@ -111,7 +111,8 @@ impl AudioSpec {
             bias: true,
             layer: None,
             kind: super::tensors::LinearKind::Dense,
-        }).collect()
+        })
+        .collect()
     }
 
     /// The tensors of the strided convolutions and the linear after them.

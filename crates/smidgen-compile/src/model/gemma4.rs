@@ -5,8 +5,8 @@
 //! experts beside its feed-forward.
 
 use super::config::{Config, MOST_CHANNELS};
-use super::family::Family;
 use super::experts::{BesideExperts, ExpertNames, ExpertTargets, ExpertsSpec, RouterNorm};
+use super::family::Family;
 use super::gemma::read_like_gemma;
 use super::layer::{
     FeedForward, KeysAndValues, LayerNorms, LayerSpec, NormForm, NormSpec, NormedChannels, TokenInput,
@@ -77,7 +77,8 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
         (attention.scale, attention.v_norm, attention.source) = (1.0, Some(norm), sources[layer]);
     });
     let after = NormSpec { path: "post_per_layer_input_norm", form };
-    let experts = if config.flag("enable_moe_block", false)? { Some(read_experts(config, &spec)?) } else { None };
+    let experts =
+        if config.flag("enable_moe_block", false)? { Some(read_experts(config, &spec)?) } else { None };
     Ok(spec.with_layers(|layer, spec| {
         (spec.norms, spec.has_scalar) = (LayerNorms::around(form), true);
         let activation = spec.gated_mut().map(|gated| {

@@ -12,13 +12,18 @@ use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use smidgen_ir::{Activation, Router};
 
-const NAMES: ExpertNames =
-    ExpertNames { router: "mlp.router", targets: ExpertTargets::Fused, ..ExpertNames::QWEN };
+const NAMES: ExpertNames = ExpertNames {
+    router: "mlp.router",
+    takes_turns: true,
+    targets: ExpertTargets::Fused,
+    ..ExpertNames::QWEN
+};
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let biases = config.flag("attention_bias", true)?;
     let spec = read_like_llama(config, family)?;
-    let windows = config.windows(spec.layers.len(), config.size("sliding_window")?, |layer| layer % 2 == 0)?;
+    let windows =
+        config.windows(spec.layers.len(), config.size("sliding_window")?, |layer| layer % 2 == 0)?;
     let router = read_router(config, &["num_local_experts", "num_experts"])?;
     let activation = Activation::ClampedSwiglu {
         limit: config.required_float("swiglu_limit")?,

@@ -205,11 +205,7 @@ impl DecoderSpec {
             kind: LinearKind::Dense,
         });
         let head = Linear { path: HEAD.into(), n, k, bias: false, layer: None, kind: LinearKind::Dense };
-        projection
-            .into_iter()
-            .chain(of_layers)
-            .chain([head])
-            .collect()
+        projection.into_iter().chain(of_layers).chain([head]).collect()
     }
 
     /// The linears of the decoder, then those of the audio encoder.

@@ -29,7 +29,11 @@ pub fn route(
         let (mut scores, mut ranked) = (vec![0.0; router.experts], vec![0.0; router.experts]);
         for token in start..start + len {
             score(router.scores, logits.row(token), &mut scores);
-            ranked.iter_mut().zip(&scores).zip(&correction).for_each(|((rank, score), add)| *rank = score + add);
+            ranked
+                .iter_mut()
+                .zip(&scores)
+                .zip(&correction)
+                .for_each(|((rank, score), add)| *rank = score + add);
             if let Some(groups) = &router.groups {
                 keep_groups(groups, &mut ranked);
             }
@@ -80,10 +84,13 @@ pub fn route_grad(
             for column in chosen {
                 let expert = expert_of(token, column);
                 let score = scores[expert];
-                row.set(expert, match router.scores {
-                    RouterScores::Softmax => (dscore(column) - mean) * score,
-                    RouterScores::Sigmoid => dscore(column) * score * (1.0 - score),
-                });
+                row.set(
+                    expert,
+                    match router.scores {
+                        RouterScores::Softmax => (dscore(column) - mean) * score,
+                        RouterScores::Sigmoid => dscore(column) * score * (1.0 - score),
+                    },
+                );
             }
         }
     });

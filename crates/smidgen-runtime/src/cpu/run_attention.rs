@@ -25,9 +25,7 @@ impl Run<'_> {
             | Dim::Routed(_)
             | Dim::Rows
             | Dim::Const(_)
-            | Dim::Audio(_) => {
-                rope::Lengths::OfSegments(self.integers(1))
-            }
+            | Dim::Audio(_) => rope::Lengths::OfSegments(self.integers(1)),
         };
         let rule = match (&long, spec.stretch()) {
             (Some((long, original)), _) => {

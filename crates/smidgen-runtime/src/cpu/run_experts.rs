@@ -23,7 +23,8 @@ struct Group {
 impl Run<'_> {
     pub(super) fn route(&self, router: &Router) {
         let correction = router.is_corrected.then(|| self.stored(self.input(1)));
-        let scales = router.has_expert_scales.then(|| self.stored(self.input(1 + usize::from(router.is_corrected))));
+        let scales =
+            router.has_expert_scales.then(|| self.stored(self.input(1 + usize::from(router.is_corrected))));
         let choices = self.elements(self.output(1));
         route::route(router, self.input_rows(0), correction, scales, self.output_rows(0), choices);
     }
@@ -41,11 +42,21 @@ impl Run<'_> {
     }
 
     pub(super) fn spread_rows(&self, weighted: bool) {
-        spread::spread_rows(self.input_rows(0), self.i32s(1), self.choice_weights(weighted), self.output_rows(0));
+        spread::spread_rows(
+            self.input_rows(0),
+            self.i32s(1),
+            self.choice_weights(weighted),
+            self.output_rows(0),
+        );
     }
 
     pub(super) fn combine_rows(&self, weighted: bool) {
-        spread::combine_rows(self.input_rows(0), self.i32s(1), self.choice_weights(weighted), self.output_rows(0));
+        spread::combine_rows(
+            self.input_rows(0),
+            self.i32s(1),
+            self.choice_weights(weighted),
+            self.output_rows(0),
+        );
     }
 
     pub(super) fn row_dots(&self) {
@@ -69,7 +80,14 @@ impl Run<'_> {
     }
 
     /// Rows of a group times the rows of its expert in a stored matrix.
-    fn group_term(&self, group: Group, left: &Operand, right: &Operand, part: &ExpertRows, scale: f32) -> Term {
+    fn group_term(
+        &self,
+        group: Group,
+        left: &Operand,
+        right: &Operand,
+        part: &ExpertRows,
+        scale: f32,
+    ) -> Term {
         let mut term = self.plain_term(left, right, scale);
         term.left.pointer = self.row_address(left, group.first);
         term.right = term.right.row_slice(part.first_of(group.expert, self.rows_of(right)), part.rows);
@@ -78,7 +96,8 @@ impl Run<'_> {
 
     fn group_output(&self, group: Group) -> Output {
         let (y, columns) = (self.output(0), self.output(0).columns);
-        let view = OutputView { pointer: self.row_address(y, group.first), row_stride: columns, column_stride: 1 };
+        let view =
+            OutputView { pointer: self.row_address(y, group.first), row_stride: columns, column_stride: 1 };
         Output { view, rows: group.rows, columns }
     }
 
@@ -120,7 +139,14 @@ impl Run<'_> {
         self.each_group(2, |group| {
             let factor = |operand: &Operand| self.factor(operand, group.first);
             let row = part.first_of(group.expert, self.rows_of(gradient));
-            self.accumulate_outer_at(factor(dy), factor(x), group.rows, scale, self.row_address(gradient, row), 0);
+            self.accumulate_outer_at(
+                factor(dy),
+                factor(x),
+                group.rows,
+                scale,
+                self.row_address(gradient, row),
+                0,
+            );
         });
     }
 

@@ -119,19 +119,30 @@ pub fn dispatch(stage: &Stage<'_>, step: &BoundStep, experts: usize) -> Result<(
     let args = [Arg::Pointer(counts), int(blocks), int(experts), Arg::Pointer(totals)];
     stage.launch("dispatch_offsets", [1, 1, 1], block, 0, &args)?;
     let [places, sorted] = [0, 1].map(|output| stage.address(&step.outputs[output]));
-    let args: Vec<Arg> =
-        place_args.into_iter().chain([Arg::Pointer(counts), places, sorted]).collect();
+    let args: Vec<Arg> = place_args.into_iter().chain([Arg::Pointer(counts), places, sorted]).collect();
     stage.launch("dispatch_place", grid, block, 0, &args)
 }
 
 /// Copies each row to the experts that its token chose.
 pub fn spread_rows(stage: &Stage<'_>, step: &BoundStep, weighted: bool) -> Result<(), DeviceError> {
-    rows_of_experts(stage, step, weighted, ["spread_rows_eight", "spread_rows_one"], stage.rows(&step.inputs[0]))
+    rows_of_experts(
+        stage,
+        step,
+        weighted,
+        ["spread_rows_eight", "spread_rows_one"],
+        stage.rows(&step.inputs[0]),
+    )
 }
 
 /// Sums the rows of the experts of each token.
 pub fn combine_rows(stage: &Stage<'_>, step: &BoundStep, weighted: bool) -> Result<(), DeviceError> {
-    rows_of_experts(stage, step, weighted, ["combine_rows_eight", "combine_rows_one"], stage.rows(&step.outputs[0]))
+    rows_of_experts(
+        stage,
+        step,
+        weighted,
+        ["combine_rows_eight", "combine_rows_one"],
+        stage.rows(&step.outputs[0]),
+    )
 }
 
 fn rows_of_experts(

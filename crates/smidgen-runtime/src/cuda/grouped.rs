@@ -153,7 +153,13 @@ struct Term<'a> {
 }
 
 /// Writes a term to the output of the step, or adds it.
-fn launch(stage: &Stage<'_>, step: &BoundStep, groups: &Groups, term: Term<'_>, adds: bool) -> Result<(), DeviceError> {
+fn launch(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    groups: &Groups,
+    term: Term<'_>,
+    adds: bool,
+) -> Result<(), DeviceError> {
     let Term { left, matrix, part, turned, bias, scale } = term;
     let (y, all) = (&step.outputs[0], stage.rows(matrix));
     let (source_row, total_rows) = stage.rows_in_tensor(matrix);

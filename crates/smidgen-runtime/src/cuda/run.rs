@@ -8,8 +8,8 @@ use super::modules::KernelFile;
 use super::stage::Stage;
 use super::{
     act, attention, attention_hopper, audio, audio_conv, cached_attention, chunk_attention, columns, decode,
-    elementwise, embed, experts, few_rows, fourier, fp8, grouped, head, head_pieces, layer_norm, linear, loss,
-    norm, operands, optimizer, plain_act, rope, thin,
+    elementwise, embed, experts, few_rows, fourier, fp8, grouped, head, head_pieces, layer_norm, linear,
+    loss, norm, operands, optimizer, plain_act, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{AttentionShape, DeviceKind, Entry, Extent, Op, Storage, transfer_ops};
