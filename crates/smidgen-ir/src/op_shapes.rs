@@ -9,6 +9,7 @@ mod audio;
 mod fp8;
 mod head;
 mod matmul;
+mod recurrence;
 mod rows;
 mod transfers;
 mod update;

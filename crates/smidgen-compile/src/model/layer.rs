@@ -3,7 +3,8 @@
 //! Everything about a layer is data, and two layers of a model may differ in everything: shapes, norms, windows. Which
 //! linears and norms a layer has, with their paths below the layer, follows from its description.
 
-use smidgen_ir::{Activation, AttentionShape, Norm};
+use super::recurrent::RecurrentSpec;
+use smidgen_ir::{Activation, AttentionShape, Norm, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
@@ -33,6 +34,7 @@ pub struct TokenInput {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
     Attention(AttentionSpec),
+    Recurrent(RecurrentSpec),
 }
 
 /// Works on each token separately.
@@ -89,8 +91,42 @@ pub struct AttentionSpec {
     /// The norm of values, head by head and without a weight.
     pub v_norm: Option<Norm>,
     pub source: KeysAndValues,
-    /// Whether the output of each channel is multiplied by the sigmoid of a projection of the input.
-    pub is_gated: bool,
+    pub gate: OutputGate,
+    pub paths: AttentionPaths,
+}
+
+/// The paths of an attention below its layer: q, k and v as one linear, each of them, the output, and the norms of queries
+/// and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionPaths {
+    pub fused: &'static str,
+    pub qkv: [&'static str; 3],
+    pub output: &'static str,
+    pub norms: [&'static str; 2],
+}
+
+impl AttentionPaths {
+    pub const USUAL: AttentionPaths = AttentionPaths {
+        fused: "self_attn.qkv_proj",
+        qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        output: "self_attn.o_proj",
+        norms: ["self_attn.q_norm.weight", "self_attn.k_norm.weight"],
+    };
+    pub const LFM2: AttentionPaths = AttentionPaths {
+        output: "self_attn.out_proj",
+        norms: ["self_attn.q_layernorm.weight", "self_attn.k_layernorm.weight"],
+        ..AttentionPaths::USUAL
+    };
+}
+
+/// Where an attention has the gate from whose sigmoid its output is multiplied by, channel by channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputGate {
+    None,
+    /// A projection of its own.
+    Projected,
+    /// The projection of queries, which has for each head its queries and then its gate.
+    OfQueries,
 }
 
 /// Where an attention has its keys and values from.
@@ -137,6 +173,9 @@ pub enum NormedChannels {
 /// act(gate)·up, projected down.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedSpec {
+    /// Path of the module below the layer.
+    pub module: &'static str,
+    pub names: GatedNames,
     /// Channels of gate and of up.
     pub width: usize,
     pub activation: Activation,
@@ -146,28 +185,44 @@ pub struct GatedSpec {
     pub bias: bool,
 }
 
+/// The names of a feed-forward's linears below its module: gate and up as one linear, each of them, and down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatedNames {
+    pub fused: &'static str,
+    pub separate: [&'static str; 2],
+    pub down: &'static str,
+}
+
+impl GatedNames {
+    pub const USUAL: GatedNames =
+        GatedNames { fused: "gate_up_proj", separate: ["gate_proj", "up_proj"], down: "down_proj" };
+    pub const NUMBERED: GatedNames = GatedNames { fused: "w13", separate: ["w1", "w3"], down: "w2" };
+    pub const INPUT_OUTPUT: GatedNames =
+        GatedNames { fused: "input_linear", down: "output_linear", ..GatedNames::USUAL };
+}
+
 /// A linear of a layer, by its path below the layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerLinear {
-    pub path: &'static str,
+    pub path: String,
     pub n: usize,
     pub k: usize,
     pub bias: bool,
 }
 
-/// The path of projections that a checkpoint stores as one, and the paths of the separate projections in their order.
-pub const QKV: (&str, [&str; 3]) =
-    ("self_attn.qkv_proj", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
-pub const GATE_UP: (&str, [&str; 2]) = ("mlp.gate_up_proj", ["mlp.gate_proj", "mlp.up_proj"]);
-pub const ATTENTION_OUTPUT: &str = "self_attn.o_proj";
-pub const DOWN: &str = "mlp.down_proj";
+impl LayerLinear {
+    pub fn dense(path: impl Into<String>, n: usize, k: usize, bias: bool) -> LayerLinear {
+        LayerLinear { path: path.into(), n, k, bias }
+    }
+}
+
+/// The module of a feed-forward in most layers.
+pub const MLP: &str = "mlp";
 /// The projection whose sigmoid multiplies the output of attention.
 pub const OUTPUT_GATE: &str = "self_attn.gate_proj";
 pub const TOKEN_GATE: &str = "per_layer_input_gate";
 pub const TOKEN_PROJECTION: &str = "per_layer_projection";
 pub const LAYER_SCALAR: &str = "layer_scalar";
-/// Norms of the queries and of the keys.
-pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 
 impl LayerSpec {
     /// A layer as Llama's: a norm before each block, whole heads rotated by the first rotary embedding, no window, no
@@ -190,9 +245,12 @@ impl LayerSpec {
                 qk_norm: None,
                 v_norm: None,
                 source: KeysAndValues::Projected,
-                is_gated: false,
+                gate: OutputGate::None,
+                paths: AttentionPaths::USUAL,
             }),
             feed_forward: FeedForward::Gated(GatedSpec {
+                module: MLP,
+                names: GatedNames::USUAL,
                 width,
                 activation: Activation::Silu,
                 is_fused: false,
@@ -212,26 +270,33 @@ impl LayerSpec {
 
     /// The linears in the order of the forward pass, for a residual stream of `hidden` channels.
     pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
-        let Mixer::Attention(attention) = &self.mixer;
+        let of_mixer = match &self.mixer {
+            Mixer::Attention(attention) => attention.linears(hidden),
+            Mixer::Recurrent(recurrent) => recurrent.linears(hidden),
+        };
         let FeedForward::Gated(gated) = &self.feed_forward;
-        let mut linears = [attention.linears(hidden), gated.linears(hidden)].concat();
+        let mut linears = [of_mixer, gated.linears(hidden)].concat();
         if let Some(TokenInput { width, .. }) = self.token_input {
-            linears.push(LayerLinear { path: TOKEN_GATE, n: width, k: hidden, bias: false });
-            linears.push(LayerLinear { path: TOKEN_PROJECTION, n: hidden, k: width, bias: false });
+            linears.push(LayerLinear::dense(TOKEN_GATE, width, hidden, false));
+            linears.push(LayerLinear::dense(TOKEN_PROJECTION, hidden, width, false));
         }
         linears
     }
 
-    /// Tensors that are no linears, with their sizes, for a residual stream of `hidden` channels.
-    pub fn vectors(&self, hidden: usize) -> Vec<(String, usize)> {
+    /// Tensors that are no linears, with their shapes, for a residual stream of `hidden` channels.
+    pub fn tensors(&self, hidden: usize) -> Vec<(String, Shape)> {
         let LayerNorms { before_mixer, after_mixer, before_feed_forward, after_feed_forward } = self.norms;
         let of_input = self.token_input.map(|input| input.norm);
         let of_stream = [before_mixer, after_mixer, before_feed_forward, after_feed_forward, of_input];
-        let mut tensors: Vec<(String, usize)> =
-            of_stream.into_iter().flatten().map(|norm| (format!("{}.weight", norm.path), hidden)).collect();
-        let Mixer::Attention(attention) = &self.mixer;
-        tensors.extend(attention.norm_tensors());
-        tensors.extend(self.has_scalar.then(|| (LAYER_SCALAR.to_string(), 1)));
+        let vector = |(name, size): (String, usize)| (name, Shape::vector(size));
+        let of_stream = of_stream.into_iter().flatten();
+        let mut tensors: Vec<(String, Shape)> =
+            of_stream.map(|norm| vector((format!("{}.weight", norm.path), hidden))).collect();
+        match &self.mixer {
+            Mixer::Attention(attention) => tensors.extend(attention.norm_tensors().into_iter().map(vector)),
+            Mixer::Recurrent(recurrent) => tensors.extend(recurrent.tensors(hidden)),
+        }
+        tensors.extend(self.has_scalar.then(|| vector((LAYER_SCALAR.to_string(), 1))));
         tensors
     }
 
@@ -239,12 +304,22 @@ impl LayerSpec {
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
+            Mixer::Recurrent(_) => None,
+        }
+    }
+
+    /// The recurrent mixer of the layer, if it has one.
+    pub fn recurrent(&self) -> Option<&RecurrentSpec> {
+        match &self.mixer {
+            Mixer::Recurrent(recurrent) => Some(recurrent),
+            Mixer::Attention(_) => None,
         }
     }
 
     pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
         match &mut self.mixer {
             Mixer::Attention(attention) => Some(attention),
+            Mixer::Recurrent(_) => None,
         }
     }
 
@@ -309,18 +384,19 @@ impl AttentionSpec {
 
     fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
         let [q, kv] = self.rows();
-        let input = |path, n| LayerLinear { path, n, k: hidden, bias: self.qkv_bias };
-        let separate = QKV.1.into_iter().zip([q, kv, kv]).map(|(path, n)| input(path, n));
+        let input = |path: &str, n| LayerLinear::dense(path, n, hidden, self.qkv_bias);
+        let of_queries = if self.gate == OutputGate::OfQueries { 2 * q } else { q };
+        let separate = self.paths.qkv.into_iter().zip([of_queries, kv, kv]).map(|(path, n)| input(path, n));
         let mut linears = match self.source {
-            KeysAndValues::Projected if self.is_fused => vec![input(QKV.0, q + 2 * kv)],
+            KeysAndValues::Projected if self.is_fused => vec![input(self.paths.fused, q + 2 * kv)],
             KeysAndValues::Projected => separate.collect(),
             KeysAndValues::OneProjection => separate.take(2).collect(),
             KeysAndValues::OfLayer(_) => separate.take(1).collect(),
         };
-        if self.is_gated {
-            linears.push(LayerLinear { path: OUTPUT_GATE, n: q, k: hidden, bias: false });
+        if self.gate == OutputGate::Projected {
+            linears.push(LayerLinear::dense(OUTPUT_GATE, q, hidden, false));
         }
-        linears.push(LayerLinear { path: ATTENTION_OUTPUT, n: hidden, k: q, bias: self.output_bias });
+        linears.push(LayerLinear::dense(self.paths.output, hidden, q, self.output_bias));
         linears
     }
 
@@ -342,19 +418,26 @@ impl AttentionSpec {
             NormedChannels::AllHeads => self.rows(),
         };
         let own = if let KeysAndValues::OfLayer(_) = self.source { 1 } else { 2 };
-        QK_NORMS.into_iter().map(String::from).zip(sizes).take(own).collect()
+        self.paths.norms.into_iter().map(String::from).zip(sizes).take(own).collect()
     }
 }
 
 impl GatedSpec {
-    fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
-        let input = |path, n| LayerLinear { path, n, k: hidden, bias: self.bias };
+    /// Paths of gate and up as one linear, of each, and of down.
+    pub fn paths(&self) -> (String, [String; 2], String) {
+        let path = |name: &str| format!("{}.{name}", self.module);
+        (path(self.names.fused), self.names.separate.map(path), path(self.names.down))
+    }
+
+    pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
+        let input = |path: String, n| LayerLinear::dense(path, n, hidden, self.bias);
+        let (fused, separate, down) = self.paths();
         let mut linears = if self.is_fused {
-            vec![input(GATE_UP.0, 2 * self.width)]
+            vec![input(fused, 2 * self.width)]
         } else {
-            GATE_UP.1.map(|path| input(path, self.width)).into()
+            separate.map(|path| input(path, self.width)).into()
         };
-        linears.push(LayerLinear { path: DOWN, n: hidden, k: self.width, bias: self.bias });
+        linears.push(LayerLinear::dense(down, hidden, self.width, self.bias));
         linears
     }
 }

@@ -5,7 +5,7 @@
 use super::config::{Config, MOST_CHANNELS};
 use super::family::Family;
 use super::layer::{LayerSpec, NormForm};
-use super::spec::{DecoderSpec, EmbeddingSpec, HeadSpec};
+use super::spec::{DecoderSpec, EmbeddingSpec, FINAL_NORM, HeadSpec};
 use crate::error::ModelError;
 use serde_json::json;
 use smidgen_ir::storage::FP8_BLOCK;
@@ -57,6 +57,7 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
         ropes: vec![config.rope(family.partial_rotary, head_dim)?],
         layers: vec![layer; layers],
         final_norm: NormForm::Rms(Norm { eps, plus_one: false }),
+        final_norm_path: FINAL_NORM,
         head: HeadSpec { is_tied: config.flag("tie_word_embeddings", false)?, scale: 1.0, softcap: None },
         max_positions: config.required_size("max_position_embeddings")?,
         stored: config.stored_dtype()?,

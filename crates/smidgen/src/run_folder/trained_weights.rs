@@ -185,7 +185,8 @@ fn model_outputs(
         let name = in_file.unwrap_or_else(|| tensor.name.clone());
         if job.request.trained.contains(&tensor.name) {
             let mut output = Output::trained(plan, tensor.name, element);
-            output.spec.name = name;
+            // The weight of a convolution has a dimension more in files.
+            (output.spec.name, output.spec.shape) = (name, weight.shape().to_vec());
             return output;
         }
         frozen(name, element, weight)
