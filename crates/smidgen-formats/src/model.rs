@@ -5,6 +5,7 @@
 //! Left out: downloads and tokenizers.
 
 use crate::bnb::{BnbError, BnbWeights, find_bnb_weights};
+use crate::experts::ExpertWeights;
 use crate::folder::{FolderError, ModelFolder};
 use crate::fp8::{Fp8Error, Fp8Weights, find_fp8_weights};
 use crate::gguf::model::GgufModel;
@@ -34,8 +35,17 @@ pub enum ModelOpenError {
 
 #[derive(Debug)]
 pub enum Model {
-    Folder { folder: Box<ModelFolder>, bnb: BnbWeights, fp8: Fp8Weights, phi4mm: Option<Phi4mm> },
-    Gguf { file: Arc<GgufFile>, model: Box<GgufModel> },
+    Folder {
+        folder: Box<ModelFolder>,
+        bnb: BnbWeights,
+        fp8: Fp8Weights,
+        phi4mm: Option<Phi4mm>,
+        experts: Box<ExpertWeights>,
+    },
+    Gguf {
+        file: Arc<GgufFile>,
+        model: Box<GgufModel>,
+    },
 }
 
 impl Model {
@@ -43,14 +53,16 @@ impl Model {
         let folder = Box::new(ModelFolder::open(path)?);
         let (bnb, fp8) = (find_bnb_weights(&folder)?, find_fp8_weights(&folder)?);
         let phi4mm = Phi4mm::of_config(folder.config());
-        Ok(Model::Folder { folder, bnb, fp8, phi4mm })
+        let experts = Box::new(ExpertWeights::find(&folder));
+        Ok(Model::Folder { folder, bnb, fp8, phi4mm, experts })
     }
 
     /// A model without files, for planning and measuring. `name` is used as its path.
     pub fn from_config(name: &str, config: serde_json::Value) -> Model {
         let folder = Box::new(ModelFolder::from_config(name, config));
         let phi4mm = Phi4mm::of_config(folder.config());
-        Model::Folder { folder, bnb: BnbWeights::default(), fp8: Fp8Weights::default(), phi4mm }
+        let (bnb, fp8, experts) = (BnbWeights::default(), Fp8Weights::default(), Box::default());
+        Model::Folder { folder, bnb, fp8, phi4mm, experts }
     }
 
     /// Stops merging the speech adapter in a Phi-4-multimodal checkpoint into its weights. Returns whether
@@ -128,12 +140,14 @@ impl Model {
     pub fn weight(&self, name: &str) -> Option<Weight> {
         match self {
             Model::Folder { folder, phi4mm: Some(phi4mm), .. } => phi4mm.weight(folder, name),
-            Model::Folder { folder, bnb, fp8, phi4mm: None } => {
+            Model::Folder { folder, bnb, fp8, phi4mm: None, experts } => {
                 match (bnb.weights.get(name), fp8.weights.get(name)) {
                     (Some(weight), _) => Some(Weight::Bnb(weight.clone())),
                     (None, Some(weight)) => Some(Weight::Fp8(weight.clone())),
                     (None, None) if bnb.parts.contains(name) || fp8.scales.contains(name) => None,
-                    (None, None) => folder.tensor(name).map(Weight::Plain),
+                    (None, None) => {
+                        experts.weight(folder, name).or_else(|| folder.tensor(name).map(Weight::Plain))
+                    }
                 }
             }
             Model::Gguf { file, model } => {
@@ -156,6 +170,14 @@ impl Model {
         values
     }
 
+    /// The tensor that the files lack for a weight of all experts.
+    pub fn missing_part(&self, name: &str) -> Option<&str> {
+        match self {
+            Model::Folder { experts, .. } => experts.missing_part(name),
+            Model::Gguf { .. } => None,
+        }
+    }
+
     /// Whether the model is the text part of one with towers.
     pub fn is_wrapped(&self) -> bool {
         is_wrapped(self.config())
@@ -171,11 +193,13 @@ impl Model {
         }
     }
 
-    /// The Hugging Face names of all weights, sorted.
+    /// The Hugging Face names of all weights.
     pub fn weight_names(&self) -> Vec<&str> {
         match self {
-            Model::Folder { folder, bnb, fp8, .. } => folder
+            Model::Folder { folder, bnb, fp8, experts, .. } => folder
                 .tensor_names()
+                .filter(|name| !experts.is_part(name))
+                .chain(experts.names())
                 .filter(|name| !bnb.parts.contains(*name) || bnb.weights.contains_key(*name))
                 .filter(|name| !fp8.scales.contains(*name))
                 .collect(),

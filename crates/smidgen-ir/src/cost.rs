@@ -4,6 +4,7 @@
 //! kernel would touch it. Weight matrices are also counted in elements, because a device may have to decode or repack
 //! them for every matmul. A device profile turns a [`Cost`] into seconds; nothing here knows a device.
 
+use crate::op_attributes::ExpertRows;
 use crate::rank::Rank;
 use crate::recurrence::ScanShape;
 use crate::shape::{Extent, Type};
@@ -162,6 +163,29 @@ impl Operands<'_> {
     pub fn matmul_flops(&self, matrix: Option<usize>) -> Cost {
         let flops = |matrix| 2.0 * self.rows(0) as f64 * self.elements(matrix);
         Cost::of_flops(matrix.map_or(0.0, flops))
+    }
+
+    /// Matmuls of sorted rows with the matrices of their experts, as (rows, matrix, the rows of each expert's matrix). All
+    /// experts are read once, since a step rarely leaves one out, and each row is multiplied by one of them.
+    pub fn grouped_matmuls(&self, terms: impl Iterator<Item = (usize, usize, ExpertRows)>) -> Cost {
+        let mut cost = self.traffic();
+        for (rows, matrix, part) in terms {
+            let (all, columns) = self.inputs[matrix].shape.at(self.extent);
+            let share = (part.experts * part.rows) as f64 / all as f64;
+            let flops = 2.0 * self.rows(rows) as f64 * (part.rows * columns) as f64;
+            let elements = share * self.elements(matrix);
+            let storage = self.inputs[matrix].storage;
+            cost.bytes -= (1.0 - share) * self.input_bytes(matrix) as f64;
+            cost.flops += flops;
+            match storage.plain() {
+                Some(dtype) => {
+                    cost.plain_operands += elements;
+                    cost.bf16_flops += if dtype == DType::Bf16 { flops } else { 0.0 };
+                }
+                None => cost.coded_operands += elements,
+            }
+        }
+        cost
     }
 
     /// The arithmetic of leftᵀ·right, summed over rows.

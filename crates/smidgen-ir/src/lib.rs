@@ -43,7 +43,10 @@ pub use graph::{
 };
 pub use loss_head::{HeadPiece, LossHead};
 pub use op::Op;
-pub use op_attributes::{ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, Norm, RandomPlace};
+pub use op_attributes::{
+    ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, ExpertRows, Norm, RandomPlace, Router, RouterGroups,
+    RouterScores,
+};
 pub use op_shapes::ShapeError;
 pub use op_table::{Batching, BoundBy, Fusion, Property, Route};
 pub use plan::{

@@ -5,15 +5,16 @@
 //! attributes. Backward operations are operations too. `op_table.rs` explains sections and columns.
 //!
 //! Dimension letters: T tokens, S supervised rows, C/K/N channels, V vocabulary, R rank, H heads, D head size,
-//! M adapted modules; in a KV cache N rows, L slots of P positions each. A rows of audio. `rows` is T, S or a multiple
-//! of A.
+//! M adapted modules; in a KV cache N rows, L slots of P positions each. A rows of audio. E experts, of which a token
+//! chooses J. `rows` is T, J·T, S or a multiple of A.
 
 use crate::audio_rows::{PlainActivation, StridedConv};
 use crate::cost::{Cost, Operands, others_share};
 use crate::loss_head::{HeadPiece, LossHead};
 use crate::op_attributes::{
-    Activation, AdamW, AttentionShape, Norm, RandomPlace, embed_grad_text, flag_text, groups_text,
-    logits_text, norm_grad_in_place, norm_text, rank_text, scale_text,
+    Activation, AdamW, AttentionShape, ExpertRows, Norm, RandomPlace, Router, embed_grad_text,
+    expert_rows_text, flag_text, groups_text, logits_text, norm_grad_in_place, norm_text, rank_text,
+    scale_text,
 };
 use crate::op_shapes::{MOMENTS_IN_8_BITS, Rule, ShapeError};
 use crate::op_table::{Batching, BoundBy, Fusion, Property, Route, column, op_pattern, op_table};
@@ -169,6 +170,52 @@ op_table! { forward {
         text: head.to_string(),
     }
 
+    // ── experts ───────────────────────────────────────────────────────────────────────────────────
+
+    /// logits (T, E), `[correction (E)]`, `[expert scales (E)]` → weights (T, J) in f32, choices (T, J): the experts of each
+    /// token and how much they count. Of equal scores the one of the first expert is larger.
+    Route(router: Router) => {
+        name: "route",
+        shape: |rule| rule.route(router),
+        text: router.to_string(),
+    }
+    /// choices (T, J) → places (T, J), experts (J·T): the rows of all tokens sorted by expert, those of an expert in the
+    /// order of tokens. `places` has the sorted row of each choice, `experts` the expert of each sorted row.
+    Dispatch { experts: usize } => {
+        name: "dispatch",
+        shape: |rule| rule.dispatch(),
+        scratch: |step| step.dispatch(*experts),
+        text: format!("experts={experts}"),
+    }
+    /// x (T, C), places (T, J), `[weights (T, J)]` → (J·T, C): row `places[t, j]` is row t of x times `weights[t, j]`
+    SpreadRows { weighted: bool } => {
+        name: "spread_rows",
+        shape: |rule| rule.spread_rows(*weighted),
+        is: &[Cheap],
+        text: flag_text(*weighted, "weighted").to_owned(),
+    }
+    /// y (J·T, C), places (T, J), `[weights (T, J)]` → (T, C): row t is the sum over j of row `places[t, j]` of y times
+    /// `weights[t, j]`, in the order of j
+    CombineRows { weighted: bool } => {
+        name: "combine_rows",
+        shape: |rule| rule.combine_rows(*weighted),
+        text: flag_text(*weighted, "weighted").to_owned(),
+    }
+    /// x (J·T, K), weight (E·P, K), experts (J·T), `[bias (E·P)]`, `[h (J·T, R), b (E·P, R)]` → (J·T, rows): each row
+    /// times the rows of its expert's matrix, plus their biases, plus lora·h·bᵀ with the same rows of b
+    GroupedLinear { part: ExpertRows, bias: bool, lora: Option<f32> } => {
+        name: "grouped_linear",
+        shape: |rule| rule.grouped_linear(part, *bias, lora.is_some()),
+        scratch: |step| step.grouped(part, *bias),
+        decodes: |input| input == 1,
+        bound_by: BoundBy::Matmul,
+        cost: |step| {
+            let b = lora.map(|_| 4 + usize::from(*bias));
+            step.grouped_matmuls([(0, 1, *part)].into_iter().chain(b.map(|b| (b - 1, b, *part))))
+        },
+        text: expert_rows_text(&[*part], &[lora.unwrap_or(1.0)]),
+    }
+
     // ── audio ─────────────────────────────────────────────────────────────────────────────────────
 
     /// x (T, C), rows (A), `[y (A, C)]` → (T, C): x with row `rows[a]` replaced by row a of y, or by zeros if there is no
@@ -249,7 +296,7 @@ op_table! { forward {
     CausalConv { bias: bool, backward: bool } => {
         name: "causal_conv",
         shape: |rule| rule.causal_conv(*bias, *backward),
-        scratch: |step| step.causal_conv(),
+        scratch: |step| step.causal_conv(2),
         text: flag_text(*backward, "backward").to_owned(),
     }
     /// a (T, H), log_decay (H), dt_bias (H), `[b (T, H)]` → g (T, H), beta (T, H), both f32: the logarithm of what a state
@@ -468,6 +515,51 @@ op_table! { forward {
         text: embed_grad_text(*scale, *padding),
     }
 
+    // ── experts, backward ─────────────────────────────────────────────────────────────────────────
+
+    /// logits (T, E), choices (T, J), dweights (T, J), `[expert scales (E)]` → dlogits (T, E); updates
+    /// `[dscales (E)]`
+    RouteGrad(router: Router) => {
+        name: "route_grad",
+        shape: |rule| rule.route_grad(router),
+        scratch: |step| step.route_grad(router),
+        text: router.to_string(),
+    }
+    /// a (J·T, C), b (T, C), places (T, J) → (T, J) in f32: row `places[t, j]` of a times row t of b
+    RowDots => {
+        name: "row_dots",
+        shape: |rule| rule.row_dots(),
+    }
+    /// (d_i (J·T, rows_i), matrix_i (E·P_i, K)) …, experts (J·T) → (J·T, K): Σ scale_i · d_i times the rows of the expert's
+    /// matrix_i
+    GroupedLinearGrad { parts: Vec<ExpertRows>, scales: Vec<f32> } => {
+        name: "grouped_linear_grad",
+        shape: |rule| rule.grouped_linear_grad(parts),
+        scratch: |step| step.grouped(&parts[0], false),
+        decodes: |input| input % 2 == 1,
+        bound_by: BoundBy::Matmul,
+        cost: |step| {
+            step.grouped_matmuls(parts.iter().enumerate().map(|(term, part)| (2 * term, 2 * term + 1, *part)))
+        },
+        text: expert_rows_text(parts, scales),
+    }
+    /// dy (J·T, rows), x (J·T, K), experts (J·T) → ; updates dweight (E·P, K): adds scale·dyᵀ·x of each expert's rows
+    GroupedWeightGrad { part: ExpertRows, scale: f32 } => {
+        name: "grouped_weight_grad",
+        shape: |rule| rule.grouped_weight_grad(part),
+        scratch: |step| step.grouped(part, false),
+        bound_by: BoundBy::OuterProduct,
+        cost: |step| step.traffic() + step.outer_product(0, 1),
+        text: expert_rows_text(&[*part], &[*scale]),
+    }
+    /// dy (J·T, rows), experts (J·T) → ; updates dbias (E·P)
+    GroupedBiasGrad { part: ExpertRows } => {
+        name: "grouped_bias_grad",
+        shape: |rule| rule.grouped_bias_grad(part),
+        scratch: |step| step.grouped(part, false),
+        text: part.to_string(),
+    }
+
     // ── audio, backward ───────────────────────────────────────────────────────────────────────────
 
     /// x (T, C), rows (A) → (A, C): row `rows[a]` of x, or zeros if `rows[a]` is negative
@@ -537,6 +629,7 @@ op_table! { forward {
     CachedConv { bias: bool } => {
         name: "cached_conv",
         shape: |rule| rule.cached_conv(*bias),
+        scratch: |step| step.causal_conv(1),
         // Only the windows of the slots in use are read and written.
         cost: |step| Cost::moving(2 * step.output_bytes(0)),
     }

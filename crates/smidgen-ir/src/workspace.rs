@@ -5,7 +5,7 @@
 //! `workspace_cpu.rs` and `workspace_cuda.rs`, where kernels read them too.
 
 use crate::loss_head::{HeadPiece, LossHead};
-use crate::op_attributes::AttentionShape;
+use crate::op_attributes::{AttentionShape, ExpertRows, Router};
 use crate::recurrence::ScanShape;
 use crate::shape::{Extent, Type, align_up};
 use crate::target::{DeviceKind, Precision};
@@ -53,6 +53,35 @@ impl<'a> StepInputs<'a> {
 
     pub fn matmul(&self) -> usize {
         self.scratch(|cpu| cpu.matmul_floats(), |_| MATMUL_BYTES)
+    }
+
+    /// Counts of each block of choices and expert.
+    pub fn dispatch(&self, experts: usize) -> usize {
+        self.scratch(
+            |_| experts + 1,
+            |gpu| {
+                let (rows, columns) = gpu.size(0);
+                4 * experts * ((rows * columns).div_ceil(gpu_sizes::DISPATCH_BLOCK) + 1)
+            },
+        )
+    }
+
+    /// The share of each choice in the gradient of its expert's scale.
+    pub fn route_grad(&self, router: &Router) -> usize {
+        let has_scales = router.has_expert_scales;
+        self.scratch(|_| 0, |gpu| if has_scales { 4 * gpu.size(0).0 * router.chosen } else { 0 })
+    }
+
+    /// A matmul of sorted rows with some rows of each expert's matrix.
+    pub fn grouped(&self, part: &ExpertRows, bias: bool) -> usize {
+        self.scratch(
+            |cpu| aligned_floats(if bias { part.rows } else { 0 }) + cpu.matmul_floats(),
+            |gpu| {
+                // Where the rows of each expert and its tiles begin, and the expert of each tile.
+                let (rows, experts) = (gpu.size(0).0, part.experts);
+                4 * (2 * (experts + 1) + gpu_sizes::group_tiles(rows, experts))
+            },
+        )
     }
 
     pub fn lm_head_loss(&self, head: &LossHead) -> usize {
@@ -104,11 +133,11 @@ impl<'a> StepInputs<'a> {
         )
     }
 
-    /// The weight of a convolution, tap by tap, and its bias.
-    pub fn causal_conv(&self) -> usize {
+    /// The weight of a convolution, which is that input, tap by tap, and its bias.
+    pub fn causal_conv(&self, weight: usize) -> usize {
         self.scratch(
             |cpu| {
-                let (channels, taps) = cpu.size(2);
+                let (channels, taps) = cpu.size(weight);
                 (taps + 1) * channels
             },
             |_| 0,

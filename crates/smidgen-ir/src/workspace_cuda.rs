@@ -124,6 +124,16 @@ const MOST_PARTIALS: usize = 256;
 pub const NORM_GROUPS_PER_PARTIAL: usize = 32;
 /// Rows that one partial sum of a bias gradient covers at least.
 pub const BIAS_ROWS_PER_PARTIAL: usize = 128;
+/// Rows, and columns, of a tile of a matmul of sorted rows.
+pub const GROUP_TILE: usize = 64;
+
+/// Most tiles of rows that are sorted by expert: the last tile of each expert may have few rows.
+pub const fn group_tiles(rows: usize, experts: usize) -> usize {
+    rows.div_ceil(GROUP_TILE) + experts
+}
+
+/// Choices of experts that one block of threads counts.
+pub const DISPATCH_BLOCK: usize = 256;
 
 /// Rows that one partial sum covers.
 pub const fn rows_per_partial(rows: usize, least: usize) -> usize {

@@ -7,8 +7,8 @@
 //! below the lowest adapted layer, and no weight gradient for frozen weights.
 
 use smidgen_ir::{
-    ByValue, DecayShape, Entry, Extent, Graph, Node, Norm, Op, Phase, ScanShape, ValueId, ValueSet,
-    ops_without_gradient,
+    ByValue, DecayShape, Entry, ExpertRows, Extent, Graph, Node, Norm, Op, Phase, Router, ScanShape, ValueId,
+    ValueSet, ops_without_gradient,
 };
 
 /// A part of the gradient of a value, times a factor. A factor is carried through linears to their matmuls, so that a
@@ -27,6 +27,8 @@ enum Part {
         matrix: ValueId,
         scale: f32,
         layer: Option<usize>,
+        /// If the matrix holds those of all experts: its rows, and the expert of each row of `d`.
+        experts: Option<(ExpertRows, ValueId)>,
     },
     /// The gradient of the columns from `first` on of each of `groups` equal parts.
     Columns {
@@ -104,7 +106,7 @@ impl Backward<'_> {
     }
 
     fn term(&self, d: ValueId, matrix: ValueId, scale: f32) -> Part {
-        Part::Term { d, matrix, scale, layer: self.layer }
+        Part::Term { d, matrix, scale, layer: self.layer, experts: None }
     }
 
     /// The complete gradient of a value, if any reached it.
@@ -127,13 +129,18 @@ impl Backward<'_> {
     fn sum(&mut self, value: ValueId, contributions: Vec<Contribution>) -> ValueId {
         let (mut inputs, mut scales, mut values) = (Vec::new(), Vec::new(), Vec::new());
         let (mut columns, own_layer, mut term_layer) = (Vec::new(), self.layer, self.layer);
+        let (mut parts, mut of_rows) = (Vec::new(), None);
         for Contribution { part, factor } in contributions {
             match part {
                 Part::Value(d) => values.push((d, factor)),
-                Part::Term { d, matrix, scale, layer } => {
+                Part::Term { d, matrix, scale, layer, experts } => {
                     inputs.extend([d, matrix]);
                     scales.push(scale * factor);
                     term_layer = layer;
+                    if let Some((part, rows)) = experts {
+                        parts.push(part);
+                        of_rows = Some(rows);
+                    }
                 }
                 Part::Columns { d, first, groups } => columns.push((groups, first, d)),
             }
@@ -147,7 +154,12 @@ impl Backward<'_> {
             self.scaled(d, scale, &name)
         } else {
             self.layer = term_layer;
-            let sum = self.emit(Op::LinearGrad { scales }, inputs, vec![], std::slice::from_ref(&name))[0];
+            inputs.extend(of_rows);
+            let op = match of_rows {
+                Some(_) => Op::GroupedLinearGrad { parts, scales },
+                None => Op::LinearGrad { scales },
+            };
+            let sum = self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0];
             self.layer = own_layer;
             sum
         };
@@ -217,6 +229,10 @@ impl Backward<'_> {
             Op::ScaleBy => self.scale_by(node),
             Op::RmsNorm { norm, unweighted } => self.rms_norm(node, *norm, *unweighted),
             Op::Linear { bias, lora } => self.linear(node, *bias, *lora),
+            Op::Route(router) => self.route(node, *router),
+            Op::SpreadRows { weighted } => self.spread_rows(node, *weighted),
+            Op::CombineRows { weighted } => self.combine_rows(node, *weighted),
+            Op::GroupedLinear { part, bias, lora } => self.grouped_linear(node, *part, *bias, *lora),
             Op::ScaleColumns { bias } => self.scale_columns(node, *bias),
             Op::Fourier { scale } => self.fourier(node, *scale),
             Op::Dropout { .. } => self.one_gradient(node, node.op.clone(), |_, d| vec![d, node.inputs[1]]),
@@ -259,8 +275,13 @@ impl Backward<'_> {
                 }
             }
             Op::ChunkAttention(shape) => self.attention(node, Op::ChunkAttentionGrad(*shape), None),
-            // They have no trained leaves among their inputs: they only turn positions or sound into inputs of the layers.
-            Op::RopeTable(_) | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } => {}
+            // They have no trained leaves among their inputs: they only turn positions, choices or sound into inputs of the
+            // layers.
+            Op::Dispatch { .. }
+            | Op::RopeTable(_)
+            | Op::StridedConv(_)
+            | Op::JoinPlaces { .. }
+            | Op::MaskRows { .. } => {}
             ops_without_gradient!() => unreachable!("`{}` is not a forward operation", node.op.name()),
         }
     }
@@ -412,7 +433,10 @@ impl Backward<'_> {
     fn linear(&mut self, node: &Node, bias: bool, lora: Option<f32>) {
         let Some((dy, factor)) = self.gradient_and_factor(node.outputs[0]) else { return };
         let layer = self.layer;
-        let term = |matrix, scale| Contribution { part: Part::Term { d: dy, matrix, scale, layer }, factor };
+        let term = |matrix, scale| Contribution {
+            part: Part::Term { d: dy, matrix, scale, layer, experts: None },
+            factor,
+        };
         if let Some(scale) = lora {
             let [.., h, b] = node.inputs[..] else { unreachable!("an adapted linear has h and b") };
             self.weight_gradient(b, dy, h, scale * factor);
@@ -424,6 +448,77 @@ impl Backward<'_> {
         let (x, weight) = (node.inputs[0], node.inputs[1]);
         self.weight_gradient(weight, dy, x, factor);
         self.contribute(x, term(weight, 1.0));
+    }
+
+    /// The weights of the chosen experts are a function of the logits; which experts are chosen has no gradient.
+    fn route(&mut self, node: &Node, router: Router) {
+        let Some(dweights) = self.gradient(node.outputs[0]) else { return };
+        let logits = node.inputs[0];
+        let scales = node.inputs.last().copied().filter(|_| router.has_expert_scales);
+        let updates: Vec<ValueId> =
+            scales.and_then(|scales| self.graph.gradient_of(scales)).into_iter().collect();
+        if !self.needs(logits) && updates.is_empty() {
+            return;
+        }
+        let inputs = [logits, node.outputs[1], dweights].into_iter().chain(scales).collect();
+        let name = self.name_of_gradient(logits);
+        let d = self.emit(Op::RouteGrad(router), inputs, updates, &[name])[0];
+        self.contribute(logits, Contribution::value(d));
+    }
+
+    /// Row `places[t, j]` of y is `weights[t, j]` times row t of x.
+    fn spread_rows(&mut self, node: &Node, weighted: bool) {
+        let Some(dy) = self.gradient(node.outputs[0]) else { return };
+        let (x, others) = (node.inputs[0], &node.inputs[1..]);
+        if weighted {
+            self.add_gradient(others[1], Op::RowDots, vec![dy, x, others[0]]);
+        }
+        self.add_gradient(x, Op::CombineRows { weighted }, [&[dy], others].concat());
+    }
+
+    /// Row t of the result is Σ_j `weights[t, j]` · row `places[t, j]` of y.
+    fn combine_rows(&mut self, node: &Node, weighted: bool) {
+        let Some(d) = self.gradient(node.outputs[0]) else { return };
+        let (y, others) = (node.inputs[0], &node.inputs[1..]);
+        if weighted {
+            self.add_gradient(others[1], Op::RowDots, vec![y, d, others[0]]);
+        }
+        self.add_gradient(y, Op::SpreadRows { weighted }, [&[d], others].concat());
+    }
+
+    /// As [`Self::linear`], with the rows of each expert's matrix.
+    fn grouped_linear(&mut self, node: &Node, part: ExpertRows, bias: bool, lora: Option<f32>) {
+        let Some((dy, factor)) = self.gradient_and_factor(node.outputs[0]) else { return };
+        let (x, weight, experts, layer) = (node.inputs[0], node.inputs[1], node.inputs[2], self.layer);
+        let term = |matrix, scale| Contribution {
+            part: Part::Term { d: dy, matrix, scale, layer, experts: Some((part, experts)) },
+            factor,
+        };
+        if let Some(scale) = lora {
+            let [.., h, b] = node.inputs[..] else { unreachable!("an adapted linear has h and b") };
+            self.grouped_weight_gradient(b, part, [dy, h, experts], scale * factor);
+            self.contribute(h, term(b, scale));
+        }
+        if bias && let Some(gradient) = self.graph.gradient_of(node.inputs[3]) {
+            let name = format!("{} scaled", self.graph.value(dy).name);
+            let dy = self.scaled(dy, factor, &name);
+            self.emit(Op::GroupedBiasGrad { part }, vec![dy, experts], vec![gradient], &[]);
+        }
+        self.grouped_weight_gradient(weight, part, [dy, x, experts], factor);
+        self.contribute(x, term(weight, 1.0));
+    }
+
+    fn grouped_weight_gradient(
+        &mut self,
+        weight: ValueId,
+        part: ExpertRows,
+        inputs: [ValueId; 3],
+        scale: f32,
+    ) {
+        if let Some(gradient) = self.graph.gradient_of(weight) {
+            let scale = scale * self.graph.gradient_scale(weight);
+            self.emit(Op::GroupedWeightGrad { part, scale }, inputs.into(), vec![gradient], &[]);
+        }
     }
 
     fn bias_gradient(&mut self, bias: ValueId, dy: ValueId, factor: f32) {

@@ -10,7 +10,8 @@ use crate::leaves::{Leaves, add_leaves, cache_names};
 use crate::model::audio::{AudioInput, AudioSpec};
 use crate::model::layer::{
     AttentionSpec, FeedForward, GatedSpec, KeysAndValues, LAYER_SCALAR, LayerSpec, Mixer, NormForm, NormSpec,
-    NormedChannels, OUTPUT_GATE, OutputGate, QkNorm, Rotation, TOKEN_GATE, TOKEN_PROJECTION, TokenInput,
+    NormedChannels, OUTPUT_GATE, OutputGate, QkNorm, Rotation, SINKS, TOKEN_GATE, TOKEN_PROJECTION,
+    TokenInput,
 };
 use crate::model::spec::{
     DecoderSpec, EMBEDDING, EmbeddingSpec, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION,
@@ -279,7 +280,8 @@ impl Builder<'_> {
         let n =
             if layer.is_parallel { n } else { self.stream_norm(mid, norms.before_feed_forward, "mlp.norm") };
         let y = match &layer.feed_forward {
-            FeedForward::Gated(gated) => self.gated_feed_forward(gated, n), // (T, C)
+            FeedForward::Gated(gated) => self.gated_feed_forward(gated, n, "mlp"), // (T, C)
+            FeedForward::Experts(experts) => self.experts(experts, n, mid),        // (T, C)
         };
         let y = self.stream_norm(y, norms.after_feed_forward, "mlp.out_normed");
         self.add(mid, y, layer.residual_scale, "x")
@@ -378,8 +380,9 @@ impl Builder<'_> {
         let layer = self.layer.expect("attention belongs to a layer");
         let source = if let KeysAndValues::OfLayer(source) = spec.source { source } else { layer };
         let [k, v] = self.keys_and_values[&source];
+        let sinks = spec.has_sinks.then(|| self.leaf(&DecoderSpec::layer_path(layer, SINKS)));
         if !self.cached {
-            let inputs = vec![q, k, v, self.leaf(input::BOUNDARIES)];
+            let inputs = [q, k, v, self.leaf(input::BOUNDARIES)].into_iter().chain(sinks).collect();
             return self.emit(Op::Attention(spec.shape()), inputs, &["attn.o", "attn.lse"])[0];
         }
         let caches = cache_names(source).map(|name| self.leaf(&name)); // (N, Hkv·D) both
@@ -389,17 +392,19 @@ impl Builder<'_> {
             let place = (Phase::Forward, self.place());
             self.graph.emit(&mut self.nodes, Op::CacheRows, new, caches.to_vec(), &[], place);
         }
-        let read = [q].into_iter().chain(caches).chain(places).collect();
+        let read = [q].into_iter().chain(caches).chain(places).chain(sinks).collect();
         self.emit1(Op::CachedAttention(spec.shape()), read, "attn.o")
     }
 
-    fn gated_feed_forward(&mut self, gated: &GatedSpec, n: ValueId) -> ValueId {
-        let parts = [("mlp.gate", gated.width), ("mlp.up", gated.width)];
+    /// A gated feed-forward of n (T, C), whose values are named after `name`.
+    pub fn gated_feed_forward(&mut self, gated: &GatedSpec, n: ValueId, name: &str) -> ValueId {
         let (fused, separate, down) = gated.paths();
+        let [gate, up, act, out] = ["gate", "up", "act", "out"].map(|part| format!("{name}.{part}"));
         let paths = (fused.as_str(), separate.each_ref().map(String::as_str));
+        let parts = [(gate.as_str(), gated.width), (up.as_str(), gated.width)];
         let [gate, up] = self.projections(n, gated.is_fused, paths, parts); // (T, I) both
-        let a = self.gated(gated.activation, gate, up, "mlp.act"); // (T, I)
-        self.linear(a, &down, "mlp.out") // (T, C)
+        let a = self.gated(gated.activation, gate, up, &act); // (T, I)
+        self.linear(a, &down, &out) // (T, C)
     }
 
     /// act(gate)·up.
@@ -408,7 +413,7 @@ impl Builder<'_> {
     }
 
     /// A norm of the current layer, or the value itself if there is none.
-    fn stream_norm(&mut self, x: ValueId, norm: Option<NormSpec>, output: &str) -> ValueId {
+    pub fn stream_norm(&mut self, x: ValueId, norm: Option<NormSpec>, output: &str) -> ValueId {
         match norm {
             Some(NormSpec { path, form }) => self.norm(x, form, &format!("{path}.weight"), output),
             None => x,

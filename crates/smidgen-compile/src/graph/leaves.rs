@@ -139,13 +139,13 @@ pub fn trained_biases(request: &Request) -> HashSet<String> {
 /// Adds the matrices of every adapter and what its form needs besides, and returns the trained leaves.
 fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Vec<ValueId> {
     let linears = request.spec.all_linears().into_iter();
-    let sizes: HashMap<String, (usize, usize)> =
-        linears.map(|linear| (linear.path, (linear.n, linear.k))).collect();
+    let sizes: HashMap<String, (usize, usize, usize)> =
+        linears.map(|linear| (linear.path, (linear.n, linear.k, linear.kind.matrices()))).collect();
     let mut trained = Vec::new();
     for module in &request.adapters {
-        let (n, k) = sizes[&module.path];
+        let (n, k, matrices) = sizes[&module.path];
         let mut tensors = vec![
-            (module.a_name(), Shape::matrix(module.rank, k)),
+            (module.a_name(), Shape::matrix(matrices * module.rank, k)),
             (module.b_name(), Shape::matrix(n, module.rank)),
         ];
         if request.form == AdapterForm::Dora {

@@ -8,6 +8,7 @@
 //!          With dropout, x̃ = dropout(x): y = (x̃·Wᵀ + s·h·Bᵀ)·m/n + (x - x̃)·Wᵀ + bias.
 //! LS-LoRA: y = x·Wᵀ + bias + φ(s·h·Bᵀ).
 
+use crate::adapter::LoraModule;
 use crate::forward::Builder;
 use crate::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, rounded_name};
 use crate::model::audio::AUDIO;
@@ -131,17 +132,20 @@ impl Builder<'_> {
                 rest = Some(self.emit1(left_out, vec![x, keys], &format!("{name}.rest")));
             }
         }
-        let (mut a, mut b, mut scale) =
-            (self.leaf(&module.a_name()), self.leaf(&module.b_name()), module.scale);
-        if let Some(rounded) = self.leaves.find(&rounded_name(&module.a_name())) {
-            (a, b) = (rounded, self.leaf(&rounded_name(&module.b_name())));
-            // The rounded B may include the scale.
-            if self.graph.gradient_scale(b) == scale {
-                scale = 1.0;
-            }
-        }
+        let (a, b, scale) = self.factors(module);
         let h = self.matmul(input, a, None, None, &format!("{name}.h")); // (T, R)
         Some(Attached { index, input, rest, h, b, scale })
+    }
+
+    /// A and B of an adapter as matmuls read them, and the factor of h·Bᵀ.
+    pub fn factors(&self, module: &LoraModule) -> (ValueId, ValueId, f32) {
+        let Some(a) = self.leaves.find(&rounded_name(&module.a_name())) else {
+            return (self.leaf(&module.a_name()), self.leaf(&module.b_name()), module.scale);
+        };
+        let b = self.leaf(&rounded_name(&module.b_name()));
+        // The rounded B may include the scale.
+        let is_scaled = self.graph.gradient_scale(b) == module.scale;
+        (a, b, if is_scaled { 1.0 } else { module.scale })
     }
 
     fn rows_of(&mut self, leaf: ValueId, part: Part<'_>) -> ValueId {

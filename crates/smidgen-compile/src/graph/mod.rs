@@ -5,6 +5,7 @@
 
 pub mod autodiff;
 mod encoder;
+pub mod experts;
 pub mod forward;
 pub mod leaves;
 mod linear;

@@ -1,20 +1,21 @@
 //! `model_type = "granitemoehybrid"`: Granite 4.
 //!
 //! Granite whose layers have Mamba-2 or attention, rotated only if the config says so, and a feed-forward with gate and up
-//! in one matrix.
+//! in one matrix, beside which there may be routed experts.
 
 use super::config::Config;
+use super::experts::{ExpertsSpec, SharedExpert};
 use super::family::Family;
-use super::granite;
-use super::layer::{GatedNames, Mixer};
+use super::layer::{FeedForward, GatedNames, Mixer};
 use super::recurrent::{MambaSpec, RecurrentSpec};
+use super::routed::{activation_of, read_router};
 use super::spec::DecoderSpec;
+use super::{granite, granitemoe};
 use crate::error::ModelError;
 use serde_json::json;
-use smidgen_ir::Norm;
+use smidgen_ir::{Norm, Router};
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
-    config.refuse("num_local_experts", &[json!(0)], "0: no mixture of experts")?;
     let spec = granite::read_spec(config, family)?;
     let (layers, norm) = (spec.layers.len(), Norm { eps: spec.norm_eps(), plus_one: false });
     let mamba = read_mamba(config, spec.hidden, norm)?;
@@ -31,6 +32,22 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
         (gated.module, gated.names) = ("shared_mlp", GatedNames::INPUT_OUTPUT);
         (gated.width, gated.is_fused) = (width, true);
     });
+    let gated = spec.layers.iter().find_map(|layer| match &layer.feed_forward {
+        FeedForward::Gated(gated) => Some(gated.clone()),
+        FeedForward::Experts(_) => None,
+    });
+    let spec = if config.count("num_local_experts")? == Some(0) {
+        spec
+    } else {
+        let router = Router { renormalizes: true, ..read_router(config, &["num_local_experts"])? };
+        let width = config.required_dimension("intermediate_size")?;
+        let experts = ExpertsSpec {
+            names: granitemoe::NAMES,
+            shared: gated.map(|gated| SharedExpert { gated, gate: None }),
+            ..ExpertsSpec::like_qwen(router, width, activation_of(&spec))
+        };
+        spec.with_experts(&experts, |_| true)
+    };
     Ok(spec.with_layers(|index, layer| {
         if listed.as_ref().is_none_or(|kinds| kinds[index] == 0) {
             layer.mixer = Mixer::Recurrent(RecurrentSpec::Mamba(mamba.clone()));

@@ -3,7 +3,9 @@
 //! Everything about a layer is data, and two layers of a model may differ in everything: shapes, norms, windows. Which
 //! linears and norms a layer has, with their paths below the layer, follows from its description.
 
+use super::experts::ExpertsSpec;
 use super::recurrent::RecurrentSpec;
+use super::tensors::LinearKind;
 use smidgen_ir::{Activation, AttentionShape, Norm, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +43,8 @@ pub enum Mixer {
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForward {
     Gated(GatedSpec),
+    /// Each token uses some of many gated feed-forwards.
+    Experts(Box<ExpertsSpec>),
 }
 
 /// Norms of the residual stream, each before or after a block of the layer.
@@ -92,6 +96,8 @@ pub struct AttentionSpec {
     pub v_norm: Option<Norm>,
     pub source: KeysAndValues,
     pub gate: OutputGate,
+    /// Whether each softmax has one more score, a stored number of its head that belongs to no key.
+    pub has_sinks: bool,
     pub paths: AttentionPaths,
 }
 
@@ -208,16 +214,18 @@ pub struct LayerLinear {
     pub n: usize,
     pub k: usize,
     pub bias: bool,
+    pub kind: LinearKind,
 }
 
 impl LayerLinear {
     pub fn dense(path: impl Into<String>, n: usize, k: usize, bias: bool) -> LayerLinear {
-        LayerLinear { path: path.into(), n, k, bias }
+        LayerLinear { path: path.into(), n, k, bias, kind: LinearKind::Dense }
     }
 }
 
 /// The module of a feed-forward in most layers.
 pub const MLP: &str = "mlp";
+pub const SINKS: &str = "self_attn.sinks";
 /// The projection whose sigmoid multiplies the output of attention.
 pub const OUTPUT_GATE: &str = "self_attn.gate_proj";
 pub const TOKEN_GATE: &str = "per_layer_input_gate";
@@ -246,6 +254,7 @@ impl LayerSpec {
                 v_norm: None,
                 source: KeysAndValues::Projected,
                 gate: OutputGate::None,
+                has_sinks: false,
                 paths: AttentionPaths::USUAL,
             }),
             feed_forward: FeedForward::Gated(GatedSpec {
@@ -274,8 +283,11 @@ impl LayerSpec {
             Mixer::Attention(attention) => attention.linears(hidden),
             Mixer::Recurrent(recurrent) => recurrent.linears(hidden),
         };
-        let FeedForward::Gated(gated) = &self.feed_forward;
-        let mut linears = [of_mixer, gated.linears(hidden)].concat();
+        let of_feed_forward = match &self.feed_forward {
+            FeedForward::Gated(gated) => gated.linears(hidden),
+            FeedForward::Experts(experts) => experts.linears(hidden),
+        };
+        let mut linears = [of_mixer, of_feed_forward].concat();
         if let Some(TokenInput { width, .. }) = self.token_input {
             linears.push(LayerLinear::dense(TOKEN_GATE, width, hidden, false));
             linears.push(LayerLinear::dense(TOKEN_PROJECTION, hidden, width, false));
@@ -293,9 +305,13 @@ impl LayerSpec {
         let mut tensors: Vec<(String, Shape)> =
             of_stream.map(|norm| vector((format!("{}.weight", norm.path), hidden))).collect();
         match &self.mixer {
-            Mixer::Attention(attention) => tensors.extend(attention.norm_tensors().into_iter().map(vector)),
+            Mixer::Attention(attention) => {
+                tensors.extend(attention.norm_tensors().into_iter().map(vector));
+                tensors.extend(attention.has_sinks.then(|| vector((SINKS.to_string(), attention.heads))));
+            }
             Mixer::Recurrent(recurrent) => tensors.extend(recurrent.tensors(hidden)),
         }
+        tensors.extend(self.experts().into_iter().flat_map(|experts| experts.vectors(hidden)).map(vector));
         tensors.extend(self.has_scalar.then(|| vector((LAYER_SCALAR.to_string(), 1))));
         tensors
     }
@@ -323,9 +339,18 @@ impl LayerSpec {
         }
     }
 
+    /// The feed-forward that every token uses: that of the layer, or the one beside its experts.
     pub fn gated_mut(&mut self) -> Option<&mut GatedSpec> {
         match &mut self.feed_forward {
             FeedForward::Gated(gated) => Some(gated),
+            FeedForward::Experts(experts) => experts.beside.as_mut().map(|beside| &mut beside.gated),
+        }
+    }
+
+    pub fn experts(&self) -> Option<&ExpertsSpec> {
+        match &self.feed_forward {
+            FeedForward::Gated(_) => None,
+            FeedForward::Experts(experts) => Some(experts),
         }
     }
 }
@@ -378,7 +403,7 @@ impl AttentionSpec {
             scale: self.scale,
             window: self.window,
             softcap: self.softcap,
-            sinks: false,
+            sinks: self.has_sinks,
         }
     }
 

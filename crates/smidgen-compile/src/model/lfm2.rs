@@ -22,7 +22,7 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     spec.final_norm = super::layer::NormForm::Rms(norm);
     let conv = ShortConvSpec { taps: config.taps("conv_L_cache")?, bias: config.flag("conv_bias", false)? };
     let listed = config.kinds_of_layers(layers, "conv, full_attention")?;
-    let attends = config.indices("full_attn_idxs")?;
+    let attends = config.counts("full_attn_idxs")?;
     let is_conv = |layer: usize| match (&listed, &attends) {
         (Some(kinds), _) => kinds[layer] == 0,
         (None, Some(attends)) => !attends.contains(&layer),

@@ -43,7 +43,10 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
     let layers = config.required_layers("num_hidden_layers")?;
     let vocabulary = config.required_dimension("vocab_size")?;
     let eps = config.float("rms_norm_eps")?.unwrap_or(1e-6);
-    let width = config.required_dimension("intermediate_size")?;
+    // Classes whose layers all have experts know only the width of those.
+    let has_dense = family.defaults().contains_key("intermediate_size");
+    let width =
+        config.required_dimension(if has_dense { "intermediate_size" } else { "moe_intermediate_size" })?;
     // A class knows one of the two keys and ignores the other.
     let key =
         if family.defaults().contains_key("hidden_activation") { "hidden_activation" } else { "hidden_act" };
@@ -62,6 +65,7 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
         max_positions: config.required_size("max_position_embeddings")?,
         stored: config.stored_dtype()?,
         audio: None,
+        unread_layers: 0,
     };
     Ok(spec.with_gated(|gated| gated.activation = activation))
 }

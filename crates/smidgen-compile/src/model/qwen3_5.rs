@@ -8,14 +8,33 @@ use super::config::Config;
 use super::family::Family;
 use super::layer::{Mixer, NormForm, NormedChannels, OutputGate};
 use super::llama::read_like_llama;
+use super::qwen2_moe::experts_with_shared;
 use super::recurrent::{DeltaProjections, DeltaSpec, RecurrentSpec};
+use super::routed::{activation_of, read_router, sparse_layers};
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use serde_json::json;
-use smidgen_ir::Norm;
+use smidgen_ir::{Norm, Router};
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     read_hybrid(config, family, DeltaProjections::Parts)
+}
+
+/// `model_type = "qwen3_5_moe_text"`: the same with routed experts and a shared one in every layer.
+pub fn read_moe_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
+    let spec = read_hybrid(config, family, DeltaProjections::Parts)?;
+    let router = Router { renormalizes: true, ..read_router(config, &["num_experts"])? };
+    let experts = experts_with_shared(config, router, activation_of(&spec))?;
+    Ok(spec.with_experts(&experts, |_| true))
+}
+
+/// `model_type = "qwen3_next"`: Qwen 3 Next, whose matrices of the delta rule have the rows of a key head together.
+pub fn read_next_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
+    let spec = read_hybrid(config, family, DeltaProjections::KeyHeads)?;
+    let router = read_router(config, &["num_experts"])?;
+    let experts = experts_with_shared(config, router, activation_of(&spec))?;
+    let sparse = sparse_layers(config, spec.layers.len())?;
+    Ok(spec.with_experts(&experts, |layer| sparse[layer]))
 }
 
 /// Reads the layers of Qwen 3.5 and of Qwen 3 Next, which store the projections of the delta rule differently.

@@ -3,9 +3,10 @@
 //! Tensor and module names are those of Hugging Face checkpoints, because files, adapters and messages all use them.
 
 use super::audio::AudioSpec;
+use super::experts::ExpertsSpec;
 use super::layer::{AttentionSpec, GatedSpec, LayerSpec, NormForm, NormedChannels, QkNorm, Rotation};
 use super::recurrent::RecurrentSpec;
-pub use super::tensors::{Linear, Tensor};
+pub use super::tensors::{Linear, LinearKind, Tensor};
 use smidgen_ir::{DType, Extent, Norm, RopeSpec, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +29,8 @@ pub struct DecoderSpec {
     pub stored: DType,
     /// The audio encoder, if there is one.
     pub audio: Option<AudioSpec>,
+    /// Layers behind the last that checkpoints have to predict further tokens, and that are not read.
+    pub unread_layers: usize,
 }
 
 /// How tokens become rows of the residual stream.
@@ -181,6 +184,11 @@ impl DecoderSpec {
         })
     }
 
+    /// The experts of every layer that has some, by its number.
+    pub fn experts(&self) -> impl Iterator<Item = (usize, &ExpertsSpec)> {
+        self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.experts()?)))
+    }
+
     /// Changes every layer; the function gets the number of the layer.
     pub fn with_layers(mut self, mut change: impl FnMut(usize, &mut LayerSpec)) -> DecoderSpec {
         self.layers.iter_mut().enumerate().for_each(|(index, layer)| change(index, layer));
@@ -197,6 +205,7 @@ impl DecoderSpec {
                 k: linear.k,
                 bias: linear.bias,
                 layer: Some(index),
+                kind: linear.kind,
             })
         });
         let (n, k) = (self.vocabulary, self.hidden);
@@ -206,12 +215,10 @@ impl DecoderSpec {
             k,
             bias: false,
             layer: None,
+            kind: LinearKind::Dense,
         });
-        projection
-            .into_iter()
-            .chain(of_layers)
-            .chain([Linear { path: HEAD.into(), n, k, bias: false, layer: None }])
-            .collect()
+        let head = Linear { path: HEAD.into(), n, k, bias: false, layer: None, kind: LinearKind::Dense };
+        projection.into_iter().chain(of_layers).chain([head]).collect()
     }
 
     /// The linears of the decoder, then those of the audio encoder.
@@ -258,7 +265,9 @@ impl DecoderSpec {
                 name.strip_prefix(&module).is_some_and(|rest| rest.starts_with('.'))
             })
         };
-        name.starts_with("mtp.") || self.attentions().any(of_layer)
+        let further = self.layers.len()..self.layers.len() + self.unread_layers;
+        let is_further = |layer: usize| name.starts_with(&Self::layer_path(layer, ""));
+        name.starts_with("mtp.") || self.attentions().any(of_layer) || further.into_iter().any(is_further)
     }
 
     pub fn parameters(&self) -> usize {
@@ -290,6 +299,7 @@ pub(crate) mod tests {
             max_positions: 64,
             stored: DType::F32,
             audio: None,
+            unread_layers: 0,
         }
     }
 

@@ -49,6 +49,16 @@ pub fn run_step(
         }
         Op::Linear { bias, lora } => run.linear(*bias, *lora),
         Op::ScaleColumns { bias } => run.scale_columns(*bias),
+        Op::Route(router) => run.route(router),
+        Op::RouteGrad(router) => run.route_grad(router),
+        Op::Dispatch { experts } => run.dispatch(*experts),
+        Op::SpreadRows { weighted } => run.spread_rows(*weighted),
+        Op::CombineRows { weighted } => run.combine_rows(*weighted),
+        Op::RowDots => run.row_dots(),
+        Op::GroupedLinear { part, bias, lora } => run.grouped_linear(part, *bias, *lora),
+        Op::GroupedLinearGrad { parts, scales } => run.grouped_linear_grad(parts, scales),
+        Op::GroupedWeightGrad { part, scale } => run.grouped_weight_grad(part, *scale),
+        Op::GroupedBiasGrad { part } => run.grouped_bias_grad(part),
         Op::Fourier { scale } => run.fourier(*scale),
         Op::RopeTable(spec) => run.rope_table(spec),
         Op::Rope { heads, inverse, interleaved } => run.rope(*heads, *inverse, *interleaved),
@@ -477,8 +487,20 @@ impl Run<'_> {
         gradient: &Operand,
         used_floats: usize,
     ) {
+        self.accumulate_outer_at(left, right, rows, scale, self.address(gradient), used_floats);
+    }
+
+    /// As [`Self::accumulate_outer`], for a gradient that begins at an address.
+    pub(super) fn accumulate_outer_at(
+        &self,
+        left: Factor,
+        right: Factor,
+        rows: usize,
+        scale: f32,
+        pointer: *mut f32,
+        used_floats: usize,
+    ) {
         let (n, k) = (left.columns, right.columns);
-        let pointer: *mut f32 = self.address(gradient);
         let plain = OutputView { pointer, row_stride: k, column_stride: 1 };
         let transposed = OutputView { pointer, row_stride: 1, column_stride: k };
         let keep_order = match self.step.precision {
@@ -545,4 +567,4 @@ pub(super) struct Factor {
 }
 
 /// Maximum terms of one matmul: more than q, k, v, gate and up with their adapters.
-const MAX_TERMS: usize = 16;
+pub(super) const MAX_TERMS: usize = 16;

@@ -8,8 +8,8 @@ use super::modules::KernelFile;
 use super::stage::Stage;
 use super::{
     act, attention, attention_hopper, audio, audio_conv, cached_attention, causal_conv, chunk_attention,
-    columns, decode, elementwise, embed, few_rows, fourier, fp8, head, head_pieces, layer_norm, linear, loss,
-    norm, operands, optimizer, plain_act, rope, scan, thin,
+    columns, decode, elementwise, embed, experts, few_rows, fourier, fp8, grouped, head, head_pieces,
+    layer_norm, linear, loss, norm, operands, optimizer, plain_act, rope, scan, thin,
 };
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{AttentionShape, DeviceKind, Entry, Extent, Op, Storage, transfer_ops};
@@ -18,10 +18,11 @@ use smidgen_ir::{AttentionShape, DeviceKind, Entry, Extent, Op, Storage, transfe
 pub fn files() -> Vec<KernelFile> {
     let of_audio = [audio::FILE, audio_conv::FILE, layer_norm::FILE, plain_act::FILE];
     let of_attention = attention::FILES.into_iter().chain(chunk_attention::FILES);
+    let of_experts = [experts::FILE, grouped::FILE, grouped::GGUF_FILE];
     let others = [few_rows::FILE, fp8::FILE, fp8::MATMUL_FILE, thin::FILE];
     let of_recurrence = scan::FILES.into_iter().chain([scan::DECAY_FILE, causal_conv::FILE]);
-    let special = of_attention.chain(of_recurrence).chain(others).chain(of_audio);
-    files_of_every_plan().into_iter().chain(special).collect()
+    let of_layers = of_attention.chain(of_experts).chain(of_recurrence);
+    files_of_every_plan().into_iter().chain(of_layers).chain(others).chain(of_audio).collect()
 }
 
 /// The files of kernels that every plan loads.
@@ -72,6 +73,10 @@ pub fn files_of(op: &Op) -> Vec<KernelFile> {
     }
     if let Op::Scale { .. } | Op::AddBias | Op::Act(_) | Op::ActGrad(_) = op {
         return vec![plain_act::FILE];
+    }
+    // Every layer with experts has a dispatch.
+    if let Op::Dispatch { .. } = op {
+        return vec![experts::FILE, grouped::FILE, grouped::GGUF_FILE];
     }
     attention_of(op).map_or_else(Vec::new, attention::files)
 }
@@ -130,6 +135,16 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::RmsNorm { norm, unweighted } => norm::rms_norm(stage, step, norm, *unweighted, roundings),
         Op::Dropout { p, stream, rest } => elementwise::dropout(stage, step, *p, *stream, *rest),
         Op::Linear { .. } => linear::linear(stage, step, None, 1.0),
+        Op::Route(router) => experts::route(stage, step, router),
+        Op::RouteGrad(router) => experts::route_grad(stage, step, router),
+        Op::Dispatch { experts: count } => experts::dispatch(stage, step, *count),
+        Op::SpreadRows { weighted } => experts::spread_rows(stage, step, *weighted),
+        Op::CombineRows { weighted } => experts::combine_rows(stage, step, *weighted),
+        Op::RowDots => experts::row_dots(stage, step),
+        Op::GroupedLinear { part, bias, lora } => grouped::grouped_linear(stage, step, part, *bias, *lora),
+        Op::GroupedLinearGrad { parts, scales } => grouped::grouped_linear_grad(stage, step, parts, scales),
+        Op::GroupedWeightGrad { part, scale } => grouped::grouped_weight_grad(stage, step, part, *scale),
+        Op::GroupedBiasGrad { part } => grouped::grouped_bias_grad(stage, step, part),
         Op::ScaleColumns { bias } => columns::scale_columns(stage, step, *bias),
         Op::Fourier { scale } => fourier::fourier(stage, step, *scale),
         Op::RopeTable(spec) => rope::rope_table(stage, step, spec),

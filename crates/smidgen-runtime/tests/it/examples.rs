@@ -6,7 +6,7 @@
 use crate::check::check_subject;
 use crate::subject::Subject;
 use crate::{
-    adapter_examples, attention_examples, audio_examples, linear_examples, loss_examples,
+    adapter_examples, attention_examples, audio_examples, expert_examples, linear_examples, loss_examples,
     offload_changes_nothing, ranks, recurrence_examples, row_examples, update_examples,
 };
 use smidgen_ir::Op;
@@ -37,6 +37,7 @@ pub fn all() -> Vec<Example> {
         attention_examples::examples(),
         audio_examples::examples(),
         recurrence_examples::examples(),
+        expert_examples::examples(),
         loss_examples::examples(),
         update_examples::examples(),
         offload_changes_nothing::examples(),
@@ -96,6 +97,11 @@ fn operations_of_audio() {
 #[test]
 fn operations_of_recurrent_mixers() {
     prove(recurrence_examples::examples());
+}
+
+#[test]
+fn operations_of_experts() {
+    prove(expert_examples::examples());
 }
 
 #[test]

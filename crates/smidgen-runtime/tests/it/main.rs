@@ -28,6 +28,7 @@ mod decoder_logits;
 mod decoder_updates;
 mod draft;
 mod examples;
+mod expert_examples;
 mod finite_difference;
 mod head_pieces_change_rounding;
 mod linear_examples;

@@ -381,8 +381,9 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
     let ranks = compile_patterns("adapter.rank_pattern", &adapter.rank_pattern, &paths)?;
     let alphas = compile_patterns("adapter.alpha_pattern", &adapter.alpha_pattern, &paths)?;
     let modules = paths.into_iter().map(|path| {
-        let rank = first_match(&ranks, &path).unwrap_or(adapter.rank);
-        let alpha = first_match(&alphas, &path).unwrap_or(adapter.alpha);
+        let joined = adapter::joined_ranks(spec, &targets, &path);
+        let rank = first_match(&ranks, &path).unwrap_or(joined * adapter.rank);
+        let alpha = first_match(&alphas, &path).unwrap_or(joined as f64 * adapter.alpha);
         let scale = match adapter.kind {
             AdapterKind::RsLora => alpha / (rank as f64).sqrt(),
             _ => alpha / rank as f64,

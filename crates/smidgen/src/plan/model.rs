@@ -7,7 +7,7 @@ use super::missing;
 use crate::failure::Failure;
 use smidgen_compile::error::ModelError;
 use smidgen_compile::model::audio::{AudioSpec, OUTSIDE_DECODER};
-use smidgen_compile::model::spec::{EMBEDDING, HeadSpec, Linear, UNTIED_HEAD};
+use smidgen_compile::model::spec::{EMBEDDING, HeadSpec, Linear, LinearKind, UNTIED_HEAD};
 use smidgen_compile::{DecoderSpec, Request, model as decoder_model};
 use smidgen_formats::element::Element;
 use smidgen_formats::model::Model;
@@ -95,7 +95,7 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
         let expected = constant_dims(&tensor.shape);
         let name = tensor.name;
         match model.weight(&name) {
-            None => problems.push(format!("`{name}` is missing")),
+            None => problems.push(format!("`{}` is missing", model.missing_part(&name).unwrap_or(&name))),
             Some(found) => {
                 let (shape, storage) = (found.shape(), found.storage());
                 // Matrices of the audio encoder may be convolutions in the file, and are not quantized.
@@ -153,7 +153,8 @@ fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
         Ok(claim) => claim,
         Err(problem) => return vec![problem],
     };
-    let linears = spec.linears().into_iter().filter(|linear| linear.layer.is_some());
+    let is_quantized = |linear: &Linear| linear.layer.is_some() && linear.kind != LinearKind::Router;
+    let linears = spec.linears().into_iter().filter(is_quantized);
     let problem = |linear: Linear| {
         let name = format!("{}.weight", linear.path);
         // What no device can read is refused elsewhere.
@@ -161,7 +162,7 @@ fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
         let method = match weight {
             Weight::Bnb(_) => Some("bitsandbytes"),
             Weight::Fp8(_) => Some("fp8"),
-            Weight::Plain(_) | Weight::Merged(_) | Weight::Gguf(_) => None,
+            Weight::Plain(_) | Weight::Merged(_) | Weight::Gguf(_) | Weight::Joined(_) => None,
         };
         let stored = weight.element_name();
         match (claim.as_ref().filter(|claim| claim.covers(&linear.path)), method) {
@@ -201,7 +202,7 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
     let linears: HashSet<String> = spec
         .linears()
         .into_iter()
-        .filter(|linear| linear.layer.is_some())
+        .filter(|linear| linear.layer.is_some() && linear.kind != LinearKind::Router)
         .map(|linear| format!("{}.weight", linear.path))
         .collect();
     // `None` keeps a tensor as stored. Only linears of the decoder are quantized: an audio encoder is small.
