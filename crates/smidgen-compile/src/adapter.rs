@@ -83,6 +83,9 @@ pub fn target_paths(
     Ok(chosen.map(|linear| linear.path).collect())
 }
 
+/// What transformers has as buffers, which no optimizer changes.
+const BUFFERS: [&str; 2] = [LAYER_SCALAR, "e_score_correction_bias"];
+
 /// The target that means all routed experts.
 const EXPERTS: &str = "experts";
 
@@ -131,8 +134,8 @@ const NORMS: &str = "norms";
 const PROJECTOR: &str = "projector";
 
 /// Names of the trained tensors if the base model itself is trained. A target names modules by their endings, with their
-/// biases; tensors by a pattern with `*`; all norms; or the projector. A tied head is the embedding. The number that scales
-/// the output of a layer stays as stored: transformers has it as a buffer, which no optimizer changes.
+/// biases; tensors by a pattern with `*`; all norms; or the projector. A tied head is the embedding. Buffers of transformers
+/// stay as stored: the number that scales the output of a layer, and those that correct the scores of a router.
 pub fn trained_tensors(
     spec: &DecoderSpec,
     targets: &Targets,
@@ -140,7 +143,7 @@ pub fn trained_tensors(
 ) -> Result<BTreeSet<String>, ModelError> {
     check_layers(spec, layers)?;
     let mut tensors = spec.tensors();
-    tensors.retain(|tensor| !tensor.name.ends_with(LAYER_SCALAR));
+    tensors.retain(|tensor| !BUFFERS.iter().any(|buffer| tensor.name.ends_with(buffer)));
     let names = match targets {
         Targets::AllLinear => None,
         Targets::Names(names) => Some(names),

@@ -88,6 +88,24 @@ impl JoinedWeight {
         self.shape[1..].iter().product()
     }
 
+    /// The name and the shape under which transformers reads the matrix as one tensor.
+    pub fn as_fused(&self) -> (String, Vec<usize>) {
+        let first = match &self.sources[0] {
+            Weight::Plain(tensor) => tensor,
+            _ => unreachable!("folders hold experts as plain tensors"),
+        };
+        if self.sources.len() == 1 {
+            return (first.name().to_string(), first.shape().to_vec());
+        }
+        // A tensor for each expert, and for each of gate and up.
+        let (module, rest) = first.name().split_once(".experts.").unwrap_or((first.name(), ""));
+        let is_down = rest.ends_with("down_proj.weight") || rest.ends_with("w2.weight");
+        let experts = if is_down { self.sources.len() } else { self.sources.len() / 2 };
+        let name = if is_down { "down_proj" } else { "gate_up_proj" };
+        let module = module.replace(".block_sparse_moe", ".mlp");
+        (format!("{module}.experts.{name}"), vec![experts, self.shape[0] / experts, self.columns()])
+    }
+
     /// The storage that all sources share, if its rows stand by themselves.
     pub fn storage(&self) -> Option<Storage> {
         let storage = self.sources.first()?.storage()?;

@@ -38,6 +38,8 @@ pub struct ExpertNames {
     pub correction: &'static str,
     /// The factor of each expert.
     pub scales: &'static str,
+    /// Whether transformers and PEFT have the rows of gate and up in turns.
+    pub takes_turns: bool,
     /// What PEFT adapts in place of linears that a target names, where files had a linear for each expert.
     pub targets: ExpertTargets,
 }
@@ -97,6 +99,7 @@ impl ExpertNames {
         experts: "mlp.experts",
         correction: "mlp.gate.e_score_correction_bias",
         scales: "mlp.gate.per_expert_scale",
+        takes_turns: false,
         targets: ExpertTargets::Projections,
     };
 }

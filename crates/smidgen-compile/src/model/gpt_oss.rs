@@ -12,8 +12,12 @@ use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use smidgen_ir::{Activation, Router};
 
-const NAMES: ExpertNames =
-    ExpertNames { router: "mlp.router", targets: ExpertTargets::Fused, ..ExpertNames::QWEN };
+const NAMES: ExpertNames = ExpertNames {
+    router: "mlp.router",
+    takes_turns: true,
+    targets: ExpertTargets::Fused,
+    ..ExpertNames::QWEN
+};
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let biases = config.flag("attention_bias", true)?;

@@ -231,5 +231,6 @@ pub fn plain_spec() -> DecoderSpec {
         max_positions: 1,
         stored: DType::F32,
         audio: None,
+        unread_layers: 0,
     }
 }

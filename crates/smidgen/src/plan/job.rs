@@ -24,12 +24,12 @@ use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::links::Link;
 use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::model::overflows_f16;
-use smidgen_compile::model::spec::HEAD;
+use smidgen_compile::model::spec::{HEAD, LinearKind};
 use smidgen_compile::request;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
-use smidgen_formats::peft::ModulePattern;
+use smidgen_formats::peft::{ModulePattern, is_of_experts};
 use smidgen_hub::{Access, Want};
 use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Rank, Workload};
 use smidgen_recipe::{
@@ -377,6 +377,28 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
         let kind = adapter.kind;
         return Err(Failure::recipe(format!("`adapter.kind = {kind}` cannot adapt `{HEAD}`"))
             .hint("leave the head out of `adapter.targets`, or adapt it with `lora` or `rslora`"));
+    }
+    if let Some(path) = paths.iter().find(|path| is_of_experts(path)) {
+        let kind = adapter.kind;
+        if matches!(kind, AdapterKind::Dora | AdapterKind::LsLora) {
+            return Err(Failure::recipe(format!("`adapter.kind = {kind}` cannot adapt the experts of `{path}`"))
+                .hint("leave the experts out of `adapter.targets`, or adapt them with `lora` or `rslora`"));
+        }
+        if adapter.dropout > 0.0 {
+            return Err(Failure::recipe(format!(
+                "`adapter.dropout = {}` cannot be used with an adapter on the experts of `{path}`, as in PEFT",
+                adapter.dropout
+            ))
+            .hint("set `adapter.dropout = 0`, or leave the experts out of `adapter.targets`"));
+        }
+    }
+    let is_router = |path: &&String| {
+        let mut linears = spec.linears().into_iter();
+        linears.any(|linear| linear.path == **path && linear.kind == LinearKind::Router)
+    };
+    if let Some(path) = paths.iter().find(is_router) {
+        return Err(Failure::recipe(format!("an adapter on the router `{path}` is not supported"))
+            .hint("leave it out of `adapter.targets`, or train it next to the adapter with `adapter.train`"));
     }
     let ranks = compile_patterns("adapter.rank_pattern", &adapter.rank_pattern, &paths)?;
     let alphas = compile_patterns("adapter.alpha_pattern", &adapter.alpha_pattern, &paths)?;
