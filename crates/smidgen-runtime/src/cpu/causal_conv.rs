@@ -235,7 +235,7 @@ mod tests {
                 let windows = dst(&mut windows).rows((taps - 1) * channels);
                 let found_rows = dst(&mut found).rows(channels);
                 cached_conv(src(part).rows(channels), by_tap, runs, windows, found_rows);
-                assert_same_bits("step", &found, &y[first * channels..(first + count) * channels]);
+                assert_same_bits("step", &found, &y[first * channels..(first + count) * channels].to_vec());
                 first += count;
             }
         }
