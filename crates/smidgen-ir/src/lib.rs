@@ -23,6 +23,7 @@ pub mod plan;
 pub mod policy;
 pub mod quant;
 pub mod rank;
+mod recurrence;
 pub mod rope;
 pub mod shape;
 pub mod storage;
@@ -54,6 +55,7 @@ pub use plan::{
 };
 pub use policy::{Choice, LayerRule, LayerSet, OffloadV1, Order, Pins, Policy, Sharding};
 pub use rank::{Cut, Rank, Shard};
+pub use recurrence::{DecayShape, ScanShape};
 pub use rope::{PositionScale, RopeScaling, RopeSpec, Stretch};
 pub use shape::{Dim, Extent, Shape, Type};
 pub use storage::{Block, Code4, DType, Storage};

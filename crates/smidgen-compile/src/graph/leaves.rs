@@ -266,6 +266,12 @@ fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
             leaves.add(graph, &name, ty, LeafKind::Cache);
         }
     }
+    for (layer, recurrent) in spec.recurrents() {
+        for (name, floats) in recurrent.states(spec.hidden) {
+            let ty = Type::f32(Shape::matrix(slots, floats));
+            leaves.add(graph, &state_name(layer, name), ty, LeafKind::Cache);
+        }
+    }
     let logits = Type::f32(Shape::of(Dim::Rows, spec.vocabulary));
     leaves.add(graph, state::DECODED_LOGITS, logits, LeafKind::Cache);
 }
@@ -273,6 +279,11 @@ fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
 /// The names of the leaves that hold keys and values of a layer.
 pub fn cache_names(layer: usize) -> [String; 2] {
     ["keys", "values"].map(|what| format!("cache.{layer}.{what}"))
+}
+
+/// The name of the leaf that holds a state of a recurrent layer, with a row for each slot.
+pub fn state_name(layer: usize, state: &str) -> String {
+    format!("cache.{layer}.{state}")
 }
 
 /// Gives a leaf a gradient: from here on it is trained.

@@ -41,6 +41,7 @@ mod optimizer8_fixtures;
 mod quant_fixtures;
 mod ranks;
 mod recompute_changes_nothing;
+mod recurrence_examples;
 mod row_examples;
 mod row_matmul;
 mod subject;
