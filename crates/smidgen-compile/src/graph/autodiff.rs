@@ -258,6 +258,8 @@ impl Backward<'_> {
                 }
             }
             Op::ChunkAttention(shape) => self.attention(node, Op::ChunkAttentionGrad(*shape), None),
+            // An objective's weights are constants: the gradient passes through the loss that they weight.
+            Op::Objective(_) => {}
             // They have no trained leaves among their inputs: they only turn positions or sound into inputs of the layers.
             Op::RopeTable(_) | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } => {}
             ops_without_gradient!() => unreachable!("`{}` is not a forward operation", node.op.name()),

@@ -131,17 +131,23 @@ impl Builder<'_> {
                 rest = Some(self.emit1(left_out, vec![x, keys], &format!("{name}.rest")));
             }
         }
-        let (mut a, mut b, mut scale) =
-            (self.leaf(&module.a_name()), self.leaf(&module.b_name()), module.scale);
-        if let Some(rounded) = self.leaves.find(&rounded_name(&module.a_name())) {
-            (a, b) = (rounded, self.leaf(&rounded_name(&module.b_name())));
+        let (mut names, mut scale) = ([module.a_name(), module.b_name()], module.scale);
+        let rounded = names.each_ref().map(|name| rounded_name(name));
+        if self.leaves.find(&rounded[0]).is_some() {
             // The rounded B may include the scale.
-            if self.graph.gradient_scale(b) == scale {
+            if self.graph.gradient_scale(self.leaf(&rounded[1])) == scale {
                 scale = 1.0;
             }
+            names = rounded;
         }
+        let [a, b] = names.map(|name| self.adapter_leaf(&name));
         let h = self.matmul(input, a, None, None, &format!("{name}.h")); // (T, R)
         Some(Attached { index, input, rest, h, b, scale })
+    }
+
+    /// A leaf of an adapter, or its frozen copy.
+    fn adapter_leaf(&self, name: &str) -> ValueId {
+        self.leaf(&format!("{}{name}", self.adapter_copy))
     }
 
     fn rows_of(&mut self, leaf: ValueId, part: Part<'_>) -> ValueId {
@@ -159,14 +165,15 @@ impl Builder<'_> {
             AdapterForm::Lora => self.matmul(x, weight, bias, lora, part.output),
             AdapterForm::Dora => {
                 let module = self.adapters[path].1;
-                let (magnitude, norm) = (self.leaf(&module.magnitude_name()), self.leaf(&module.norm_name()));
+                let names = [module.magnitude_name(), module.norm_name()];
+                let [magnitude, norm] = names.map(|name| self.adapter_leaf(&name));
                 let gain = [self.rows_of(magnitude, part), self.rows_of(norm, part)];
                 self.dora(weight, bias, lora, attached, gain, part.output)
             }
             AdapterForm::Fourier { .. } => {
                 let base = self.matmul(x, weight, bias, None, &format!("{}.base", part.output));
                 let [coefficients, sigma] = [FOURIER_COEFFICIENTS, FOURIER_SIGMA].map(|name| {
-                    let leaf = self.leaf(name);
+                    let leaf = self.adapter_leaf(name);
                     self.leaves.slice(self.graph, leaf, attached.index, 1)
                 });
                 let op = Op::Fourier { scale: attached.scale };

@@ -8,8 +8,8 @@ use super::modules::KernelFile;
 use super::stage::Stage;
 use super::{
     act, attention, attention_hopper, audio, audio_conv, cached_attention, chunk_attention, columns, decode,
-    elementwise, embed, few_rows, fourier, fp8, head, head_pieces, layer_norm, linear, loss, norm, operands,
-    optimizer, plain_act, rope, thin,
+    elementwise, embed, few_rows, fourier, fp8, head, head_pieces, layer_norm, linear, loss, norm, objective,
+    operands, optimizer, plain_act, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{AttentionShape, DeviceKind, Entry, Extent, Op, Storage, transfer_ops};
@@ -18,7 +18,7 @@ use smidgen_ir::{AttentionShape, DeviceKind, Entry, Extent, Op, Storage, transfe
 pub fn files() -> Vec<KernelFile> {
     let of_audio = [audio::FILE, audio_conv::FILE, layer_norm::FILE, plain_act::FILE];
     let of_attention = attention::FILES.into_iter().chain(chunk_attention::FILES);
-    let others = [few_rows::FILE, fp8::FILE, fp8::MATMUL_FILE, thin::FILE];
+    let others = [few_rows::FILE, fp8::FILE, fp8::MATMUL_FILE, objective::FILE, thin::FILE];
     files_of_every_plan().into_iter().chain(of_attention).chain(others).chain(of_audio).collect()
 }
 
@@ -49,6 +49,9 @@ pub fn files_of(op: &Op) -> Vec<KernelFile> {
     }
     if let Op::CachedAttention(_) = op {
         return vec![few_rows::FILE];
+    }
+    if let Op::Objective(_) = op {
+        return vec![objective::FILE];
     }
     if let Op::PlaceRows { .. } | Op::TakeRows = op {
         return vec![audio::FILE];
@@ -127,6 +130,7 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::ScaleByGrad => elementwise::scale_by_grad(stage, step),
         Op::GatherRows => elementwise::gather_rows(stage, step),
         Op::LmHeadLoss(head) => head::lm_head_loss(stage, step, head),
+        Op::Objective(objective) => objective::objective(stage, step, objective),
         Op::HeadSums(piece) => head_pieces::head_sums(stage, step, piece),
         Op::HeadLoss { row_losses } => head_pieces::head_loss(stage, step, *row_losses),
         Op::HeadGrad { piece, ends } => head_pieces::head_grad(stage, step, piece, *ends),
