@@ -665,6 +665,7 @@ mod tests {
                 run_length: RunLength::Epochs(2.0),
                 seed,
                 shuffle,
+                repeats: 1,
             };
             let plan = BatchPlan::new(&set, options).unwrap();
             let largest = largest_micro_batch(&plan, &set, micro_tokens, 1).unwrap();

@@ -28,6 +28,8 @@ pub enum TokensError {
     OtherRows { place: String, found: &'static str, needed: &'static str },
     #[error("{place} has {given} completions, and `train.num_generations` is {count}")]
     Answers { place: String, given: usize, count: usize },
+    #[error("{place} has audio, and only text is compared")]
+    AudioToCompare { place: String },
     #[error("all rows are labelled {label}: the other class is missing")]
     OneClass { label: bool },
     #[error(transparent)]
@@ -63,6 +65,7 @@ impl TokensError {
             TokensError::Answers { given, .. } => {
                 Some(format!("write `train.num_generations = {given}`; every row has equally many"))
             }
+            TokensError::AudioToCompare { .. } => Some("remove the row, or its audio".to_owned()),
             TokensError::OneClass { .. } => Some(
                 "kto compares desirable with undesirable completions: add rows of the other class".to_owned(),
             ),

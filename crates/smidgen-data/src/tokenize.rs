@@ -345,6 +345,9 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
                         self.notes.note(&samples);
                         self.builder.push_samples(place, &samples, &clips).map_err(PrepareError::from)
                     }
+                    Ok(EncodedRow { group: Some(_), .. }) if !clips.is_empty() => {
+                        Err(PrepareError::Tokens(TokensError::AudioToCompare { place: place.to_string() }))
+                    }
                     Ok(EncodedRow { samples, group: Some((kind, marks)) }) => {
                         self.notes.note(&samples[..1]);
                         let members: Vec<_> = samples.into_iter().zip(marks).collect();

@@ -4,7 +4,7 @@
 //! refused by name, because it would change nothing. What TRL has and this program does not is refused too.
 //! Left out: the formulas (`smidgen_ir::objective`).
 
-use crate::sections::Recipe;
+use crate::sections::{Init, Recipe};
 use smidgen_ir::Objective;
 use smidgen_ir::objective::{AnswerLoss, Curve, LabelLoss, Measure, PairLoss, PairTerm, RowsNeeded};
 use smidgen_ir::words::{AdapterKind, Bias, ObjectiveKind, RatioLevel, ReferenceUse, RewardScale};
@@ -171,6 +171,32 @@ impl Recipe {
             Kto => true,
             Grpo => self.train.aim.beta.unwrap_or(0.0) > 0.0,
         }
+    }
+
+    /// A reference that cannot be computed: the key, why, and what to do.
+    pub(crate) fn refused_reference(&self) -> Option<(&'static str, String, &'static str)> {
+        let (adapter, wanted) = (&self.adapter, self.train.aim.reference);
+        if !self.has_reference() || !self.changes_base() {
+            return None;
+        }
+        if let Ok(Some(Objective::Labels(loss))) = self.objective()
+            && loss.compares_divergence
+        {
+            return Some((
+                "train.objective",
+                "`kto` measures the divergence from the reference in every step, and training changes the base".into(),
+                "write `train.loss_type = \"apo_zero_unpaired\"`, or train adapters alone",
+            ));
+        }
+        if adapter.kind == AdapterKind::Full && wanted == Some(ReferenceUse::Adapter) {
+            let message = "`train.reference = \"adapter\"`: `adapter.kind = \"full\"` has no adapter";
+            return Some(("train.reference", message.into(), "write `train.reference = \"base\"`"));
+        }
+        if adapter.init != Init::Default && wanted == Some(ReferenceUse::Base) {
+            let message = "`train.reference = \"base\"`: `adapter.init` brings trained parts of the base with it";
+            return Some(("train.reference", message.into(), "write `train.reference = \"adapter\"`"));
+        }
+        None
     }
 
     /// Whether training changes more than adapters, so that the base without adapters is not the base of the start.

@@ -423,6 +423,9 @@ impl Reading<'_> {
             let message = "`memory.reference = \"pass\"`: training changes the base, so no pass computes the reference";
             inert.push(("memory.reference", message.into(), "write `memory.reference = \"cached\"`"));
         }
+        if let Some((key, message, hint)) = self.recipe.refused_reference() {
+            inert.push((key, message, hint));
+        }
         if kind != ObjectiveKind::Sft && matches!(train.batch, Batch::Tokens(_)) {
             let message = format!("`train.batch_tokens` cannot be used with `train.objective = \"{kind}\"`");
             inert.push(("train.batch_tokens", message, "count rows: `train.batch`"));

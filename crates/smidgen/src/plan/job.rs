@@ -31,7 +31,7 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::ModulePattern;
 use smidgen_hub::{Access, Want};
-use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Rank, Workload};
+use smidgen_ir::{AdamW, DeviceKind, Extent, Objective, Precision, Rank, Workload};
 use smidgen_recipe::{
     AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, ObjectiveMistake, Optimizer, Recipe, RecipePath,
     ReferenceMemory, ReferenceUse,
@@ -195,6 +195,7 @@ impl Job {
         check_range(&spec.model_type, arithmetic)?;
         let mut request = build_request(&recipe, &spec, &model, place.kind(), arithmetic)?;
         request.rank = world.rank;
+        refuse_objective(&recipe, &request)?;
         if recipe.memory.threads == 0 {
             request.threads = world.threads(request.threads);
         }
@@ -367,7 +368,26 @@ fn reference_entry(recipe: &Recipe) -> Option<Reference> {
         ReferenceMemory::Pass => true,
         ReferenceMemory::Cached => has_init && reference == Reference::Base,
     };
-    (recipe.has_reference() && is_pass).then_some(reference)
+    // Mismatched completions cannot be cached: which ones meet depends on the step.
+    let compares_divergence =
+        matches!(recipe.objective(), Ok(Some(Objective::Labels(loss))) if loss.compares_divergence);
+    (recipe.has_reference() && (is_pass || compares_divergence)).then_some(reference)
+}
+
+/// What an objective cannot be combined with.
+fn refuse_objective(recipe: &Recipe, request: &Request) -> Result<(), Failure> {
+    let Some(objective) = &request.objective else { return Ok(()) };
+    let kind = recipe.train.objective;
+    if !request.rank.is_only() {
+        return Err(Failure::recipe(format!("`train.objective = \"{kind}\"` trains on one rank"))
+            .hint("start one process; a smaller `train.batch` or more micro-batches keep it in memory"));
+    }
+    if objective.temperature() != 1.0 && request.spec.head.softcap.is_some() {
+        let model = &request.spec.model_type;
+        return Err(Failure::recipe(format!("`train.temperature`: `{model}` caps its logits, which cannot be divided"))
+            .hint("write `train.temperature = 1.0`"));
+    }
+    Ok(())
 }
 
 fn title(recipe: &Recipe, arithmetic: Arithmetic) -> String {

@@ -12,6 +12,7 @@ use crate::run_folder::run_dir::RunDir;
 use crate::session::feed::Feed;
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
+use smidgen_formats::whole_file::write_whole;
 use smidgen_ir::objective::{Measure, PairLoss, RowsNeeded, figure, sequence};
 use smidgen_ir::{Entry, Extent, Objective};
 use smidgen_recipe::{AnswerMean, AnswerSettings, ReferenceMemory, RewardScale};
@@ -78,6 +79,8 @@ struct Counts {
 
 /// The file of cached log-probabilities, in the run folder.
 const CACHE_FILE: &str = "reference.bin";
+/// The file of a checkpoint with log-probabilities of the current answers.
+const BEFORE_FILE: &str = "answers.bin";
 
 impl ObjectiveNumbers {
     /// `None` if the run minimizes the mean negative log-likelihood.
@@ -134,7 +137,46 @@ impl ObjectiveNumbers {
             }
         }
         if dir.is_written() {
-            smidgen_formats::whole_file::write_whole(&path, |out| out.write_all(&bytes)).map_err(Failure::disk)?;
+            write_whole(&path, |out| out.write_all(&bytes)).map_err(Failure::disk)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what a checkpoint between two updates with the same answers needs: log-probabilities before the first.
+    pub fn write_before(&self, folder: &Path) -> Result<(), Failure> {
+        let Some(batch) = self.batch.filter(|_| self.answers.num_iterations > 1) else { return Ok(()) };
+        let mut bytes = batch.to_le_bytes().to_vec();
+        let mut samples: Vec<&u32> = self.before.keys().collect();
+        samples.sort_unstable();
+        for sample in samples {
+            let rows = &self.before[sample];
+            bytes.extend(sample.to_le_bytes());
+            bytes.extend((rows.len() as u32).to_le_bytes());
+            bytes.extend(rows.iter().flatten().flat_map(|value| value.to_le_bytes()));
+        }
+        write_whole(&folder.join(BEFORE_FILE), |out| out.write_all(&bytes)).map_err(Failure::disk)
+    }
+
+    /// Reads what [`Self::write_before`] wrote, if the checkpoint has it.
+    pub fn read_before(&mut self, folder: &Path) -> Result<(), Failure> {
+        let path = folder.join(BEFORE_FILE);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(Failure::file("read", &path, error)),
+        };
+        let damaged = || Failure::disk(format!("`{}` is damaged", path.display()));
+        let mut words = bytes.as_chunks::<4>().0.iter();
+        let mut word = || words.next().copied().ok_or_else(damaged);
+        let (low, high) = (u32::from_le_bytes(word()?), u32::from_le_bytes(word()?));
+        self.before.clear();
+        self.batch = Some(u64::from(low) | u64::from(high) << 32);
+        while let Ok(sample) = word() {
+            let mut rows = Vec::new();
+            for _ in 0..u32::from_le_bytes(word()?) {
+                rows.push([f32::from_le_bytes(word()?), f32::from_le_bytes(word()?)]);
+            }
+            self.before.insert(u32::from_le_bytes(sample), rows);
         }
         Ok(())
     }

@@ -174,6 +174,9 @@ impl<'a, D: Device> Steps<'a, D> {
         let rows = self.job.rows();
         let Steps { executor, feed, micro_batch, objective, .. } = self;
         let Some(objective) = objective else { return Ok(()) };
+        if first_step > 0 {
+            objective.read_before(&dir.checkpoint(first_step))?;
+        }
         let mut passes = Passes { executor, feed, micro_batch };
         objective.prepare_cache(&mut passes, [Some(&rows.train), rows.eval.as_ref()], dir, first_step)
     }
