@@ -7,7 +7,8 @@
 //! | chat | `messages`: a list of `role` and `content`; `tools`, `chat_template_kwargs` | `conversations`, `conversation`, with `from` and `value` |
 //! | prompt-completion | `prompt`, `completion`: both strings that are not blank, or both lists of messages | `prompt` and `response`, `question` and `answer`, `input` and `output` |
 //! | text | `text` | |
-//! | tokens | `input_ids`; `labels` may be missing | |
+//! | tokens | `input_ids`; `labels` may be missing; or the ids of `preference_row.rs` | |
+//! | preference | `prompt`, `chosen`, `rejected`, or `prompt`, `completion`, `label` | |
 //!
 //! `data.columns` renames columns first. A list in a cell of a table is read from its JSON text. Nothing needs a tokenizer.
 
@@ -23,6 +24,7 @@ use crate::chat_row::{
 pub use crate::example::RowFormat;
 use crate::example::{Conversation, Example, ExampleRow, has_audio};
 pub use crate::format_error::FormatError;
+use crate::preference_row::{read_preference, read_token_group};
 use crate::source::{FileKind, RowPlace, RowResult, RowSource, SourceError, file_kind};
 use crate::template::TextPrompt;
 use smidgen_ir::words::{ClosedWord, ColumnRole, DataFormat, OnBadRow};
@@ -81,6 +83,7 @@ pub fn recognize<'a>(
         DataFormat::PromptCompletion => RowFormat::PromptCompletion,
         DataFormat::Text => RowFormat::Text,
         DataFormat::Tokens => RowFormat::Tokens,
+        DataFormat::Preference => RowFormat::Preference,
     };
     Ok(Recognized { format, reason: format!("{format}: set by `data.format`{mapped}") })
 }
@@ -90,11 +93,14 @@ fn format_of_roles(columns: &Columns) -> Result<Option<RowFormat>, FormatError> 
     let mut found: Option<(ColumnRole, RowFormat)> = None;
     for &(role, _) in columns {
         let format = match role {
+            // Rows to compare have these columns too.
+            ColumnRole::Prompt | ColumnRole::Completion if columns.iter().any(|(role, _)| is_judgement(*role)) => continue,
             ColumnRole::Prompt | ColumnRole::Completion => RowFormat::PromptCompletion,
             ColumnRole::Instruction => RowFormat::Alpaca,
             ColumnRole::Messages => RowFormat::Chat,
             ColumnRole::Text => RowFormat::Text,
             ColumnRole::InputIds | ColumnRole::Labels => RowFormat::Tokens,
+            ColumnRole::Chosen | ColumnRole::Rejected | ColumnRole::Label => RowFormat::Preference,
             ColumnRole::Input
             | ColumnRole::Output
             | ColumnRole::System
@@ -109,6 +115,10 @@ fn format_of_roles(columns: &Columns) -> Result<Option<RowFormat>, FormatError> 
         }
     }
     Ok(found.map(|(_, format)| format))
+}
+
+fn is_judgement(role: ColumnRole) -> bool {
+    matches!(role, ColumnRole::Chosen | ColumnRole::Rejected | ColumnRole::Label)
 }
 
 /// Rows to read, and how. The format is a [`DataFormat`] until it is recognized.
@@ -194,12 +204,16 @@ pub fn example_of(format: RowFormat, place: RowPlace<'_>, row: Json) -> Result<E
         RowFormat::Chat => read_chat(&mut row)?,
         RowFormat::PromptCompletion => read_prompt_completion(&mut row)?,
         RowFormat::Text => Example::Text(row.take_filled_string(&["text"], "`text`")?),
+        RowFormat::Tokens if row.fields.contains_key("prompt_ids") => read_token_group(&mut row)?,
         RowFormat::Tokens => read_tokens(&mut row)?,
+        RowFormat::Preference => read_preference(&mut row)?,
     };
     match format {
-        RowFormat::Alpaca | RowFormat::AlpacaPrompt | RowFormat::Chat | RowFormat::PromptCompletion => {
-            refuse_images(&row)?;
-        }
+        RowFormat::Alpaca
+        | RowFormat::AlpacaPrompt
+        | RowFormat::Chat
+        | RowFormat::PromptCompletion
+        | RowFormat::Preference => refuse_images(&row)?,
         RowFormat::Text | RowFormat::Tokens => {}
     }
     Ok(ExampleRow { example, fields: row.fields })
@@ -308,6 +322,10 @@ fn recognize_fields(fields: &Map<String, Json>) -> Option<Recognized> {
     let first_of = |names: &[&'static str]| names.iter().copied().find(|name| has(name));
     let (format, what) = if has("input_ids") {
         (RowFormat::Tokens, "`input_ids`".to_owned())
+    } else if has("prompt_ids") {
+        (RowFormat::Tokens, "`prompt_ids`".to_owned())
+    } else if has("chosen") && has("rejected") {
+        (RowFormat::Preference, "`chosen` and `rejected`".to_owned())
     } else if let Some(name) = first_of(&CONVERSATION_NAMES) {
         let shape = if is_sharegpt(&fields[name]) { " with `from` and `value`" } else { "" };
         (RowFormat::Chat, format!("`{name}`{shape}"))
@@ -408,7 +426,7 @@ fn read_tokens(row: &mut Fields<'_>) -> Result<Example, FormatError> {
     Ok(Example::Tokens { ids, labels })
 }
 
-fn read_whole_numbers(place: RowPlace<'_>, field: &str, value: Json) -> Result<Vec<i64>, FormatError> {
+pub(crate) fn read_whole_numbers(place: RowPlace<'_>, field: &str, value: Json) -> Result<Vec<i64>, FormatError> {
     match parse_cell(place, field, value)? {
         Json::Array(entries) => {
             let number = |(index, entry): (usize, &Json)| {
@@ -423,17 +441,17 @@ fn read_whole_numbers(place: RowPlace<'_>, field: &str, value: Json) -> Result<V
 }
 
 /// A row whose fields are taken one by one; the rest is kept with the example.
-struct Fields<'a> {
-    place: RowPlace<'a>,
+pub(crate) struct Fields<'a> {
+    pub place: RowPlace<'a>,
     format: RowFormat,
-    fields: Map<String, Json>,
+    pub fields: Map<String, Json>,
     /// Whether a field of the format was found, so that the row is not of another format.
     found_any: bool,
 }
 
 impl Fields<'_> {
     /// The first field of these names.
-    fn take(
+    pub fn take(
         &mut self,
         names: &[&'static str],
         wanted: &'static str,
@@ -451,6 +469,24 @@ impl Fields<'_> {
             }
             _ => FormatError::MissingField { place, format, wanted, fields: field_names(&self.fields) },
         })
+    }
+
+    /// A field that the row does not have.
+    pub fn missing(&self, wanted: &'static str) -> FormatError {
+        let (place, format) = (self.place.to_string(), self.format);
+        FormatError::MissingField { place, format, wanted, fields: field_names(&self.fields) }
+    }
+
+    /// As `conversation`, for one of several answers: the others need the row's tools too.
+    pub fn conversation_like_others(
+        &mut self,
+        messages: Vec<Json>,
+        prompt_messages: usize,
+    ) -> Result<Example, FormatError> {
+        let fields = self.fields.clone();
+        let example = self.conversation(messages, Some(prompt_messages));
+        self.fields = fields;
+        example
     }
 
     fn take_string(&mut self, names: &[&'static str], wanted: &'static str) -> Result<String, FormatError> {
@@ -488,7 +524,7 @@ impl Fields<'_> {
     }
 
     /// A conversation of these messages, with the row's tools and template variables.
-    fn conversation(
+    pub fn conversation(
         &mut self,
         mut messages: Vec<Json>,
         prompt_messages: Option<usize>,

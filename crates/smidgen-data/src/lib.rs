@@ -32,6 +32,7 @@ mod parquet_limits;
 mod parquet_rows;
 mod permutation;
 pub mod prepare;
+mod preference_row;
 mod prepare_error;
 mod row_group;
 mod row_place;

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use smidgen_ir::audio_rows::marks_of_clip;
-use smidgen_ir::{Extent, MARK_COLUMNS};
+use smidgen_ir::{Extent, MARK_COLUMNS, Objective};
 use thiserror::Error;
 
 use crate::batch::BatchPlan;
@@ -72,6 +72,24 @@ impl Packing {
         }
         let bins = self.fill_bins(micro_tokens);
         self.order_by_first_sample(bins);
+        Ok(())
+    }
+
+    /// Like [`Packing::pack`], with this many samples at a time, which stay together.
+    pub fn pack_together(
+        &mut self,
+        lengths: impl IntoIterator<Item = u32>,
+        together: usize,
+        micro_tokens: usize,
+    ) -> Result<(), PackError> {
+        if together == 1 {
+            return self.pack(lengths, micro_tokens);
+        }
+        let lengths: Vec<u32> = lengths.into_iter().collect();
+        self.pack(lengths.chunks(together).map(|group| group.iter().sum()), micro_tokens)?;
+        let samples = |group: u32| (0..together as u32).map(move |member| group * together as u32 + member);
+        self.positions = self.positions.iter().copied().flat_map(samples).collect();
+        self.starts.iter_mut().for_each(|start| *start *= together as u32);
         Ok(())
     }
 
@@ -159,6 +177,10 @@ pub struct MicroBatch {
     pub clips: Vec<(u32, u32)>,
     /// The store that the rows of these clips are read from.
     pub clip_store: Option<Arc<ClipStore>>,
+    /// For an objective: the numbers of each sample, and of each row the log-probabilities from before. The caller adds
+    /// them; without them, samples count nothing.
+    pub numbers: Vec<f64>, // (S, 5)
+    pub before: Vec<f32>, // (R, 2)
 }
 
 impl MicroBatch {
@@ -179,6 +201,8 @@ impl MicroBatch {
             // A clip has at least one row.
             clips: Vec::with_capacity(extent.audio.min(extent.segments)),
             clip_store: None,
+            numbers: Vec::with_capacity(Objective::SEQUENCE_COLUMNS * extent.segments),
+            before: Vec::new(),
         }
     }
 
@@ -206,6 +230,8 @@ impl MicroBatch {
         self.audio_targets.clear();
         self.audio_marks.clear();
         self.clips.clear();
+        self.numbers.clear();
+        self.before.clear();
         self.clip_store = set.clips().map(|clips| clips.store().clone());
         self.segments.push(0);
         for index in samples {
@@ -226,6 +252,42 @@ impl MicroBatch {
             }
         }
         Ok(())
+    }
+
+    /// Replaces the contents with prompts and completions of different samples: of each pair, the prompt of the first and
+    /// the completion of the second.
+    pub fn fill_mismatched(
+        &mut self,
+        set: &TokenSet,
+        pairs: &[(u32, u32)],
+        most_tokens: usize,
+    ) -> Result<(), ReadSampleError> {
+        self.fill(set, [])?;
+        let mut completion = Vec::new();
+        for &(prompt, other) in pairs {
+            let prompt_tokens = (set.length(prompt as usize) - set.supervised(prompt as usize)) as usize;
+            let (first, answer_tokens) = (self.ids.len(), set.supervised(other as usize) as usize);
+            set.read(prompt as usize, &mut self.ids, |_, _| {})?;
+            self.ids.truncate(first + prompt_tokens);
+            completion.clear();
+            set.read(other as usize, &mut completion, |_, _| {})?;
+            self.ids.extend_from_slice(&completion[completion.len() - answer_tokens..]);
+            self.ids.truncate(first + most_tokens);
+            for position in first + prompt_tokens..self.ids.len() {
+                self.rows.push(position as i32 - 1);
+                self.labels.push(self.ids[position]);
+            }
+            let length = self.ids.len() - first;
+            self.positions.extend(0..length as i32);
+            self.sample_of_token.extend(std::iter::repeat_n(other, length));
+            self.segments.push(self.ids.len() as i32);
+        }
+        Ok(())
+    }
+
+    /// The first supervised row of each sample, and the end of the last.
+    pub fn first_rows(&self) -> impl Iterator<Item = i32> + '_ {
+        self.segments.iter().map(|start| self.rows.partition_point(|row| row < start) as i32)
     }
 
     /// Adds the audio rows of a sample whose tokens begin at `first`.
@@ -270,7 +332,11 @@ fn for_each_share(
     plan.for_each_distinct_batch(|samples| {
         shares.divide(samples, length, ranks);
         shares.all().try_for_each(|samples| {
-            packing.pack(samples.iter().map(|&sample| length(sample)), micro_tokens)?;
+            packing.pack_together(
+                samples.iter().map(|&sample| length(sample)),
+                set.rows().together(),
+                micro_tokens,
+            )?;
             see(samples, &packing);
             Ok(())
         })
@@ -366,7 +432,11 @@ pub fn packed_epoch(
         packed.samples += samples.len() as u64;
         packed.tokens += samples.iter().map(|&sample| u64::from(length(sample))).sum::<u64>();
         shares.all().try_for_each(|samples| {
-            packing.pack(samples.iter().map(|&sample| length(sample)), micro_tokens)?;
+            packing.pack_together(
+                samples.iter().map(|&sample| length(sample)),
+                set.rows().together(),
+                micro_tokens,
+            )?;
             packed.sequences += packing.micro_batches().len() as u64;
             Ok(())
         })
@@ -476,7 +546,7 @@ mod tests {
     fn a_very_long_run_has_bounds() {
         let set = set_of_lengths(&[2, 3, 4, 7, 2, 2, 5, 6, 3]);
         let plan = |batch, steps| {
-            let options = BatchOptions { batch, run_length: RunLength::Steps(steps), seed: 0, shuffle: true };
+            let options = BatchOptions { batch, run_length: RunLength::Steps(steps), seed: 0, shuffle: true, repeats: 1 };
             BatchPlan::new(&set, options).unwrap()
         };
         for batch in [BatchSize::Samples(3), BatchSize::Tokens(11), BatchSize::Samples(99)] {
@@ -507,7 +577,7 @@ mod tests {
             batch: BatchSize::Samples(3),
             run_length: RunLength::Steps(5),
             seed: 0,
-            shuffle: false,
+            shuffle: false, repeats: 1
         };
         let plan = BatchPlan::new(&set, options).unwrap();
         // Steps (2 3 4), (7 2 2): micro-batches (3 4), (2) and (7), (2 2).
@@ -595,6 +665,7 @@ mod tests {
                 run_length: RunLength::Epochs(2.0),
                 seed,
                 shuffle,
+                repeats: 1,
             };
             let plan = BatchPlan::new(&set, options).unwrap();
             let largest = largest_micro_batch(&plan, &set, micro_tokens, 1).unwrap();

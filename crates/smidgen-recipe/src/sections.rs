@@ -8,11 +8,12 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::objective::Aim;
 use crate::value::parse_count_from_zero;
 use smidgen_ir::Pins;
 use smidgen_ir::words::{
     AdapterKind, AudioOverflow, BaseFormat, Bias, ColumnRole, Compute, DataFormat, EvalTask, LossOn, Master,
-    OnBadRow, Optimizer, Overflow, Schedule,
+    ObjectiveKind, OnBadRow, Optimizer, Overflow, ReferenceMemory, Schedule,
 };
 
 /// What the user asked for, every default filled in: one field per section of a recipe file.
@@ -110,6 +111,8 @@ pub struct MixSource {
 /// `[train]`: batch, length, learning rate, optimizer, saving.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Train {
+    pub objective: ObjectiveKind,
+    pub aim: Aim,
     pub batch: Batch,
     pub length: Length,
     pub lr: f64,
@@ -155,6 +158,7 @@ pub struct Memory {
     pub threads: usize,
     /// Memory choices that the recipe fixes; the solver makes the others.
     pub pins: Pins,
+    pub reference: ReferenceMemory,
     pub adapt: bool,
 }
 
@@ -366,6 +370,8 @@ impl Recipe {
                 shuffle: true,
             },
             train: Train {
+                objective: ObjectiveKind::Sft,
+                aim: Aim::default(),
                 batch: Batch::Samples(16),
                 length: Length::Steps(200),
                 lr: 2e-4,
@@ -392,6 +398,7 @@ impl Recipe {
                 host_budget: Budget::Auto,
                 threads: 0,
                 pins: Pins::default(),
+                reference: ReferenceMemory::Auto,
                 adapt: false,
             },
             expect: Expect { peak_bytes: None },

@@ -314,6 +314,8 @@ impl Backward<'_> {
                 }
             }
             Op::ChunkAttention(shape) => self.attention(node, Op::ChunkAttentionGrad(*shape), None),
+            // An objective's weights are constants: the gradient passes through the loss that they weight.
+            Op::Objective(_) => {}
             // They have no trained leaves among their inputs: they only turn positions, choices or sound into inputs of the
             // layers.
             Op::Dispatch { .. }

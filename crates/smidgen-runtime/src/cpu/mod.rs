@@ -52,6 +52,7 @@ pub mod matmul_terms;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod matmul_testing;
 mod norm;
+mod objective;
 mod optimizer;
 mod optimizer8;
 pub mod packing;

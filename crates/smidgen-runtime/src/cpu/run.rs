@@ -85,6 +85,7 @@ pub fn run_step(
         }
         Op::GatherRows => elementwise::gather_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::LmHeadLoss(head) => run.lm_head_loss(head),
+        Op::Objective(objective) => run.objective(objective),
         Op::HeadSums(piece) => run.head_sums(piece),
         Op::HeadLoss { row_losses } => run.head_loss(*row_losses),
         Op::HeadGrad { piece, .. } => run.head_grad(piece),

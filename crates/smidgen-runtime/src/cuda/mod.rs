@@ -43,6 +43,7 @@ pub mod matmul;
 pub mod modules;
 mod nccl_watch;
 pub mod norm;
+mod objective;
 pub mod nvml;
 mod operands;
 pub mod optimizer;
