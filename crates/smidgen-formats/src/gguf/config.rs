@@ -375,13 +375,13 @@ fn add_divisors(rope: &mut Json, sizes: &Sizes, parts: &dyn Parts) -> Result<(),
     }
     let theta = rope["rope_theta"].as_f64().expect("`rope_of_metadata` writes a number");
     let rotated = divisors.iter().take_while(|divisor| **divisor == 1.0).count();
-    *rope = match rotated < divisors.len() && divisors[rotated..].iter().all(|divisor| *divisor == UNROTATED)
-    {
-        true => json!({
+    *rope = if rotated < divisors.len() && divisors[rotated..].iter().all(|divisor| *divisor == UNROTATED) {
+        json!({
             "rope_type": "proportional",
             "partial_rotary_factor": (2 * rotated) as f64 / sizes.rope_dim as f64,
-        }),
-        false => rope_parameters_of(&divisors, theta, sizes.max_positions),
+        })
+    } else {
+        rope_parameters_of(&divisors, theta, sizes.max_positions)
     };
     rope["rope_theta"] = json!(theta);
     Ok(())

@@ -260,7 +260,7 @@ fn limits_and_named_templates_are_carried_over() {
     assert!(notes(&named("my_own")).contains("smidgen has no template of this name"));
     let per_epoch = format!("{AXOLOTL}evals_per_epoch: 2\nsaves_per_epoch: 0\n");
     assert!(
-        notes(&per_epoch).contains("write the rows of the data / 16: 62500 for a million"),
+        notes(&per_epoch).contains("set it to the rows of the data / 16; for a million that is 62500"),
         "{}",
         notes(&per_epoch)
     );

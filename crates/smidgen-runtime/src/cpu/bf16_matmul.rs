@@ -115,13 +115,14 @@ unsafe fn pack_block(block: &Block<'_>, with_left: bool) {
         "a block larger than its workspace"
     );
     let row_groups = block.rows.div_ceil(LEFT_ROWS);
-    let left_tasks = |piece: &Piece| match with_left {
-        true => row_groups * piece.depth.div_ceil(LEFT_DEPTH),
-        false => 0,
-    };
-    let right_tasks = |piece: &Piece| match block.terms[piece.term].right_transposed {
-        true => block.columns.div_ceil(PACK_COLUMNS),
-        false => piece.depth.div_ceil(RIGHT_DEPTH),
+    let left_tasks =
+        |piece: &Piece| if with_left { row_groups * piece.depth.div_ceil(LEFT_DEPTH) } else { 0 };
+    let right_tasks = |piece: &Piece| {
+        if block.terms[piece.term].right_transposed {
+            block.columns.div_ceil(PACK_COLUMNS)
+        } else {
+            piece.depth.div_ceil(RIGHT_DEPTH)
+        }
     };
     let all: usize = chunk.pieces().iter().map(|piece| left_tasks(piece) + right_tasks(piece)).sum();
     run_tasks(all, |mut task| {
@@ -135,17 +136,14 @@ unsafe fn pack_block(block: &Block<'_>, with_left: bool) {
                 }
                 task -= left_tasks(piece);
                 if task < right_tasks(piece) {
-                    return match block.terms[piece.term].right_transposed {
-                        true => {
-                            let first = task * PACK_COLUMNS;
-                            let columns = first..block.columns.min(first + PACK_COLUMNS);
-                            pack_columns(block, piece, columns, 0..piece.depth)
-                        }
-                        false => {
-                            let first = task * RIGHT_DEPTH;
-                            let depth = first..piece.depth.min(first + RIGHT_DEPTH);
-                            pack_columns(block, piece, 0..block.columns, depth)
-                        }
+                    return if block.terms[piece.term].right_transposed {
+                        let first = task * PACK_COLUMNS;
+                        let columns = first..block.columns.min(first + PACK_COLUMNS);
+                        pack_columns(block, piece, columns, 0..piece.depth)
+                    } else {
+                        let first = task * RIGHT_DEPTH;
+                        let depth = first..piece.depth.min(first + RIGHT_DEPTH);
+                        pack_columns(block, piece, 0..block.columns, depth)
                     };
                 }
                 task -= right_tasks(piece);

@@ -382,23 +382,19 @@ unsafe fn pack_rows<const P: usize>(piece: &LeftPiece) {
             let masks =
                 (first_mask16(piece.depth - first), first_mask16((piece.depth - first).saturating_sub(16)));
             // Past the end of these rows, prefetch the next sixteen.
-            let ahead = match first + PREFETCH_DEPTH < piece.depth {
-                true => PREFETCH_DEPTH,
-                false => next_rows,
-            };
+            let ahead = if first + PREFETCH_DEPTH < piece.depth { PREFETCH_DEPTH } else { next_rows };
             for row in 0..TILE {
                 let start = source.wrapping_add(row * piece.left.row_stride + first);
                 prefetch(start.wrapping_add(ahead));
                 prefetch(start.wrapping_add(ahead + TILE));
                 // SAFETY: the row is readable for its depth, masked lanes are not read; the strip has this tile.
                 unsafe {
-                    let planes = match row < rows {
-                        true => {
-                            let low = _mm512_maskz_loadu_ps(masks.0, start);
-                            let high = _mm512_maskz_loadu_ps(masks.1, start.wrapping_add(TILE));
-                            split_in_order::<P>([low, high])
-                        }
-                        false => [_mm512_setzero_si512(); P],
+                    let planes = if row < rows {
+                        let low = _mm512_maskz_loadu_ps(masks.0, start);
+                        let high = _mm512_maskz_loadu_ps(masks.1, start.wrapping_add(TILE));
+                        split_in_order::<P>([low, high])
+                    } else {
+                        [_mm512_setzero_si512(); P]
                     };
                     let target = strip.add(tile * P * TILE_ELEMENTS + row * TILE_DEPTH);
                     for (plane, words) in planes.into_iter().enumerate() {
@@ -513,10 +509,7 @@ fn split<const P: usize>(
     let mut planes = [_mm512_setzero_si512(); P];
     let mut rest = numbers;
     for (index, plane) in planes.iter_mut().enumerate() {
-        let [first, second] = match P > 1 && index == 0 {
-            true => rest.map(|numbers| bounded(numbers)),
-            false => rest,
-        };
+        let [first, second] = if P > 1 && index == 0 { rest.map(|numbers| bounded(numbers)) } else { rest };
         // SAFETY: both types are 512 bits and accept any value.
         let halves = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) };
         let (words, widened) = arrange(halves);

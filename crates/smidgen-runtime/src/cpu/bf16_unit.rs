@@ -68,10 +68,7 @@ pub enum F32Unit {
 impl F32Unit {
     /// The best unit of this machine.
     pub fn detect() -> F32Unit {
-        match Bf16Unit::Amx.is_supported() {
-            true => F32Unit::Amx,
-            false => F32Unit::Vectors,
-        }
+        if Bf16Unit::Amx.is_supported() { F32Unit::Amx } else { F32Unit::Vectors }
     }
 }
 

@@ -115,9 +115,10 @@ pub unsafe fn decode_columns<V: Lanes, B: Unpack>(columns: &Columns, sink: &mut 
                     let mut weights = [V::splat(0.0); VECTORS];
                     for (weight, piece) in weights.iter_mut().zip(&pieces) {
                         let code = V::from_words(V::widen_i8(piece.codes.as_ptr().add(element * V::WIDTH)));
-                        *weight = match B::HAS_MINIMUM {
-                            true => code.mul_add(piece.scales[run], piece.minimums[run]),
-                            false => code.mul(piece.scales[run]),
+                        *weight = if B::HAS_MINIMUM {
+                            code.mul_add(piece.scales[run], piece.minimums[run])
+                        } else {
+                            code.mul(piece.scales[run])
                         };
                     }
                     sink.take(done + element, weights);

@@ -51,17 +51,11 @@ impl Term {
 
     /// K of this term.
     pub fn depth(&self) -> usize {
-        match self.right_transposed {
-            true => self.right.columns,
-            false => self.right.rows,
-        }
+        if self.right_transposed { self.right.columns } else { self.right.rows }
     }
 
     pub fn columns(&self) -> usize {
-        match self.right_transposed {
-            true => self.right.rows,
-            false => self.right.columns,
-        }
+        if self.right_transposed { self.right.rows } else { self.right.columns }
     }
 }
 

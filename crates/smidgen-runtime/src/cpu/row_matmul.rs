@@ -76,9 +76,10 @@ impl Work<'_> {
             let write = self.init.write_of(is_first, first_column);
             // SAFETY: the caller's promises; the panel holds at most DEPTH_BLOCK rows of PANEL_COLUMNS floats.
             unsafe {
-                match self.output.rows <= DIRECT_ROWS {
-                    true => self.multiply_directly(chunk, (first_column, next_column), columns, write),
-                    false => self.multiply_chunk(chunk, first_column, columns, write),
+                if self.output.rows <= DIRECT_ROWS {
+                    self.multiply_directly(chunk, (first_column, next_column), columns, write)
+                } else {
+                    self.multiply_chunk(chunk, first_column, columns, write)
                 }
             }
         });

@@ -103,10 +103,7 @@ impl Strips {
 }
 
 fn planes(term: &Term) -> Planes {
-    match is_bf16(&term.right, term.scale) {
-        true => Planes::ThreeByOne,
-        false => Planes::Three,
-    }
+    if is_bf16(&term.right, term.scale) { Planes::ThreeByOne } else { Planes::Three }
 }
 
 /// Offset of a piece in a strip of the left operand, in elements.

@@ -66,7 +66,8 @@ fn norms_after() -> DecoderSpec {
     spec.with_layers(|_, layer| (layer.norms, layer.residual_scale) = (norms, 0.7))
 }
 
-/// Embeddings for each layer, a scaled output of each, and a second layer with the keys and values of the first.
+/// Embeddings for each layer, a scaled output of the first, and a second layer with the keys and values of the first. The
+/// final norm would undo a scale of the last layer, so differences could not tell its gradient from rounding.
 fn embeddings_of_layers() -> DecoderSpec {
     let (width, after) = (6, NormSpec { path: "post_per_layer_input_norm", form: RMS });
     let spec = plain().with_qk_norms(NormedChannels::Head);
@@ -74,7 +75,7 @@ fn embeddings_of_layers() -> DecoderSpec {
     let embedding = EmbeddingSpec { scale: 20f32.sqrt(), per_layer, ..EmbeddingSpec::plain() };
     with_head(DecoderSpec { embedding, ..spec }, true)
         .with_layers(|index, layer| {
-            (layer.norms, layer.has_scalar) = (LayerNorms::around(RMS), true);
+            (layer.norms, layer.has_scalar) = (LayerNorms::around(RMS), index == 0);
             layer.token_input = Some(TokenInput { width, activation: Activation::GeluTanh, norm: after });
             layer.gated_mut().unwrap().width *= 1 + index;
         })

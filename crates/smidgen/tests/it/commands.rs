@@ -478,9 +478,10 @@ fn the_readmes_command_for_own_data_evaluates_nothing() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let command = readme.split("For your own data: `").nth(1).unwrap().split('`').next().unwrap();
+    // The shell takes the quotes away.
     let mut words = command.split_whitespace().skip(2);
     let recipe = root.join(words.next().unwrap());
-    let overrides: Vec<String> = words.map(str::to_owned).collect();
+    let overrides: Vec<String> = words.map(|word| word.trim_matches('"').to_owned()).collect();
     let recipe = smidgen_recipe::read_recipe(&recipe, &overrides).unwrap_or_else(|error| panic!("{error}"));
     assert!(recipe.data.eval.is_empty() && recipe.train.eval_every == 0, "{command}");
     assert!(recipe.data.train[0].resolved.ends_with("mine.jsonl"), "{command}");

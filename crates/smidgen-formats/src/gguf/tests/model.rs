@@ -36,7 +36,9 @@ fn model_of(
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
     let mut specs = vec![spec("token_embd.weight", &[48, 32], Storage::F32)];
-    specs.extend(names.iter().map(|name| spec(name, &[8, 32], Storage::F32)));
+    // A row for each token, with 4 channels for each of 4 layers.
+    let size = |name: &str| if name == "per_layer_token_embd.weight" { [48, 16] } else { [8, 32] };
+    specs.extend(names.iter().map(|name| spec(name, &size(name), Storage::F32)));
     specs.extend(given.iter().map(|(name, values)| spec(name, &[values.len()], Storage::F32)));
     let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     let given: Vec<(&str, Vec<u8>)> = given.iter().map(|(name, values)| (*name, bytes(values))).collect();
@@ -336,7 +338,7 @@ fn layers_of_gemma_4_differ_in_their_sizes() {
     assert_eq!(spec.ropes[0].scaling, RopeScaling::Proportional { rotated_pairs: 2, factor: 1.0 });
     assert_eq!(
         spec.embedding.per_layer.map(|per_layer| (per_layer.vocabulary, per_layer.width)),
-        Some((8, 4))
+        Some((48, 4))
     );
     let uneven = [("feed_forward_length", list(&[64, 96, 64, 64]))];
     let uneven: Vec<(&str, Value)> = more.iter().cloned().chain(uneven).collect();
