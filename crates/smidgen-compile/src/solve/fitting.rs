@@ -4,15 +4,14 @@
 //! leanest, or the one that was at another size, and one schedule shows that it fits. A no is expensive, because every other policy must be ruled out. So
 //! [`largest`] asks the quick question until it knows roughly where the answer is, and the thorough one only there.
 
-use crate::attempt::{Attempt, SearchState};
-use crate::choices::Point;
-use crate::lean::leanest;
-use crate::purposes::pins_for;
-use crate::question::{Demand, Question};
+use super::leanest::leanest;
+use super::purposes::pins_for;
+use super::question::{Demand, Question};
+use super::size::{SearchState, Size};
+use super::{sharded_pins, shardings};
 use crate::request::Request;
-use crate::solve::{sharded_pins, shardings};
-use smidgen_ir::policy::Pins;
-use std::cell::Cell;
+use smidgen_ir::policy::{Pins, Policy};
+use std::cell::RefCell;
 
 /// How hard to look for a policy that fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +35,7 @@ struct Alternative {
     /// The graphs of the request, which all sizes share.
     state: SearchState,
     /// What the last thorough look found to be the leanest: mostly it also is for the next size or request.
-    learned: Cell<Option<Point>>,
+    learned: RefCell<Option<Policy>>,
 }
 
 impl<'a> Fitting<'a> {
@@ -44,7 +43,7 @@ impl<'a> Fitting<'a> {
         let shardings = shardings(question.purpose, question.request.rank, question.pins);
         let alternative = |sharding| {
             let pins = pins_for(question.purpose, &sharded_pins(&question, sharding));
-            Alternative { pins, state: SearchState::default(), learned: Cell::default() }
+            Alternative { pins, state: SearchState::default(), learned: RefCell::default() }
         };
         Fitting { question, alternatives: shardings.into_iter().map(alternative).collect() }
     }
@@ -65,8 +64,8 @@ impl<'a> Fitting<'a> {
     pub fn usual_peak_bytes(&self, demand: &Demand) -> Option<u64> {
         self.alternatives.iter().find_map(|Alternative { pins, state, .. }| {
             let question = Question { pins, ..self.question };
-            let attempt = Attempt::new(&question, demand, state);
-            attempt.packed_peak_bytes(&attempt.freedom.policy(&attempt.freedom.leanest()), question.budget)
+            let size = Size::new(&question, demand, state);
+            size.packed_peak_bytes(&size.freedom.usually_leanest(), question.budget)
         })
     }
 }
@@ -74,19 +73,19 @@ impl<'a> Fitting<'a> {
 impl Alternative {
     fn fits(&self, question: &Question, state: &SearchState, demand: &Demand, look: Look) -> bool {
         let question = Question { pins: &self.pins, ..*question };
-        let attempt = Attempt::new(&question, demand, state);
-        let learned = self.learned.get().map(|point| attempt.freedom.at_this_size(point));
-        let points = [Some(attempt.freedom.leanest()), learned];
-        if points.into_iter().flatten().any(|point| attempt.packs(&attempt.freedom.policy(&point))) {
+        let size = Size::new(&question, demand, state);
+        let learned = self.learned.borrow().clone().map(|policy| size.freedom.at_this_size(policy));
+        let policies = [Some(size.freedom.usually_leanest()), learned];
+        if policies.into_iter().flatten().any(|policy| size.packs(&policy)) {
             return true;
         }
         if look == Look::Quick || self.pins.is_complete() {
             return false;
         }
-        let least = leanest(&attempt, question.budget.offload_bytes);
+        let least = leanest(&size, question.budget.offload_bytes);
         let fitting = least.filter(|least| least.peak_bytes <= question.budget.device_bytes);
-        if let Some(point) = fitting.as_ref().and_then(|least| least.point) {
-            self.learned.set(Some(point));
+        if let Some(least) = &fitting {
+            self.learned.replace(Some(least.policy.clone()));
         }
         fitting.is_some()
     }
@@ -126,6 +125,7 @@ fn last_that(mut low: usize, mut high: usize, is_in: impl Fn(usize) -> bool) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     #[test]
     fn the_largest_that_fits_is_found() {

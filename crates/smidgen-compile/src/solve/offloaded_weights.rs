@@ -12,12 +12,12 @@ use smidgen_ir::{DType, Extent};
 /// A policy with all weights offloaded and a window of this many layers. Without a window the head is fetched in pieces.
 pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usize) -> Policy {
     let pieces = if window_layers == 0 { head_pieces::count(request) } else { 0 };
-    let window_bytes = window_layers * layer_bytes(request, false);
+    let window_bytes = window_layers * layer_bytes(request, false).into_iter().max().unwrap_or(0);
     policy.with_all_weights_offloaded(request.layers(), pieces, window_bytes).on(request.device)
 }
 
-/// Bytes on the device of the weights of the largest layer that are fetched, or gathered from other ranks.
-pub fn layer_bytes(request: &Request, is_gathered: bool) -> usize {
+/// Bytes on the device of the weights of each layer that are fetched, or gathered from other ranks.
+pub fn layer_bytes(request: &Request, is_gathered: bool) -> Vec<usize> {
     let mut layers_bytes = vec![0; request.spec.layers.len()];
     for tensor in request.spec.tensors() {
         let Some(layer) = tensor.layer else { continue };
@@ -35,5 +35,5 @@ pub fn layer_bytes(request: &Request, is_gathered: bool) -> usize {
             layers_bytes[layer] += bytes;
         }
     }
-    layers_bytes.into_iter().max().unwrap_or(0)
+    layers_bytes
 }
