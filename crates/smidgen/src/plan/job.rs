@@ -33,8 +33,8 @@ use smidgen_formats::peft::{ModulePattern, is_of_experts};
 use smidgen_hub::{Access, Want};
 use smidgen_ir::{AdamW, DeviceKind, Extent, Objective, Precision, Rank, Workload};
 use smidgen_recipe::{
-    AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, ObjectiveMistake, Optimizer, Recipe, RecipePath,
-    ReferenceMemory, ReferenceUse,
+    AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, ModelPath, ObjectiveMistake, Optimizer, Recipe,
+    RecipePath, ReferenceMemory, ReferenceUse,
 };
 use smidgen_runtime::cuda::gpu_generation::LEAST_WITH_BF16;
 
@@ -241,13 +241,28 @@ fn open_for(recipe: &Recipe, purpose: Purpose, access: &Access) -> Result<Model,
         Purpose::Plan | Purpose::Preview => Want::Config,
         Purpose::Train => Want::Weights,
     };
-    let opened = open_model(&recipe.model.path, want, access);
-    match (&opened, Shape::of(&recipe.model.path)) {
-        (Err(failure), Some(shape)) if purpose == Purpose::Plan && failure.kind == FailureKind::Network => {
-            Ok(shape.model())
+    let (path, is_plan) = (&recipe.model.path, purpose == Purpose::Plan);
+    let shape = Shape::of(path);
+    let opened = match (open_model(path, want, access), shape, path) {
+        // Nothing is asked for a name that is only a name: there is no such folder.
+        (Err(_), Some(shape), ModelPath::Folder(_)) if is_plan => return Ok(shape.model()),
+        (Err(failure), Some(shape), _) if is_plan && failure.kind == FailureKind::Network => {
+            return Ok(shape.model());
         }
-        _ => opened,
-    }
+        (opened, ..) => opened,
+    };
+    opened.map_err(|failure| match (shape, path) {
+        (Some(shape), ModelPath::Folder(_)) => failure.hint(format!(
+            "`{}` is a name for plans only; a run needs the weights: `model.path = \"{}\"`",
+            shape.name, shape.published[0]
+        )),
+        (None, ModelPath::HuggingFace(_) | ModelPath::Folder(_)) if is_plan => {
+            failure.hint_if_some(Shape::nearest(path).map(|shape| {
+                format!("`model.path = \"{}\"` plans for that shape without network", shape.name)
+            }))
+        }
+        _ => failure,
+    })
 }
 
 impl Job {
