@@ -94,7 +94,11 @@ fn format_of_roles(columns: &Columns) -> Result<Option<RowFormat>, FormatError> 
     for &(role, _) in columns {
         let format = match role {
             // Rows to compare have these columns too.
-            ColumnRole::Prompt | ColumnRole::Completion if columns.iter().any(|(role, _)| is_judgement(*role)) => continue,
+            ColumnRole::Prompt | ColumnRole::Completion
+                if columns.iter().any(|(role, _)| is_judgement(*role)) =>
+            {
+                continue;
+            }
             ColumnRole::Prompt | ColumnRole::Completion => RowFormat::PromptCompletion,
             ColumnRole::Instruction => RowFormat::Alpaca,
             ColumnRole::Messages => RowFormat::Chat,
@@ -426,7 +430,11 @@ fn read_tokens(row: &mut Fields<'_>) -> Result<Example, FormatError> {
     Ok(Example::Tokens { ids, labels })
 }
 
-pub(crate) fn read_whole_numbers(place: RowPlace<'_>, field: &str, value: Json) -> Result<Vec<i64>, FormatError> {
+pub(crate) fn read_whole_numbers(
+    place: RowPlace<'_>,
+    field: &str,
+    value: Json,
+) -> Result<Vec<i64>, FormatError> {
     match parse_cell(place, field, value)? {
         Json::Array(entries) => {
             let number = |(index, entry): (usize, &Json)| {

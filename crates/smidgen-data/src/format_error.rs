@@ -125,7 +125,9 @@ impl FormatError {
             FormatError::EqualAnswers { .. } => {
                 "remove the row (`data.on_bad_row = \"skip\"` does), or give it two different answers"
             }
-            FormatError::NoSharedPrompt { .. } => "give the row a `prompt`, and only the answers as `chosen` and `rejected`",
+            FormatError::NoSharedPrompt { .. } => {
+                "give the row a `prompt`, and only the answers as `chosen` and `rejected`"
+            }
             FormatError::RewardsDiffer { .. } => "give one reward for each completion",
             FormatError::Images { .. } => {
                 "remove the rows with images (`data.on_bad_row = \"skip\"` does), or the column, if the text says enough \

@@ -546,7 +546,13 @@ mod tests {
     fn a_very_long_run_has_bounds() {
         let set = set_of_lengths(&[2, 3, 4, 7, 2, 2, 5, 6, 3]);
         let plan = |batch, steps| {
-            let options = BatchOptions { batch, run_length: RunLength::Steps(steps), seed: 0, shuffle: true, repeats: 1 };
+            let options = BatchOptions {
+                batch,
+                run_length: RunLength::Steps(steps),
+                seed: 0,
+                shuffle: true,
+                repeats: 1,
+            };
             BatchPlan::new(&set, options).unwrap()
         };
         for batch in [BatchSize::Samples(3), BatchSize::Tokens(11), BatchSize::Samples(99)] {
@@ -577,7 +583,8 @@ mod tests {
             batch: BatchSize::Samples(3),
             run_length: RunLength::Steps(5),
             seed: 0,
-            shuffle: false, repeats: 1
+            shuffle: false,
+            repeats: 1,
         };
         let plan = BatchPlan::new(&set, options).unwrap();
         // Steps (2 3 4), (7 2 2): micro-batches (3 4), (2) and (7), (2 2).

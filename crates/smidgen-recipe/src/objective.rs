@@ -120,9 +120,7 @@ impl Recipe {
             ObjectiveKind::Sft => return Ok(None),
             Dpo => Objective::Pairs(dpo(aim)?),
             Orpo => Objective::Pairs(orpo(aim)?),
-            Cpo | Simpo => {
-                Objective::Pairs(cpo(aim, self.train.objective == Simpo)?)
-            }
+            Cpo | Simpo => Objective::Pairs(cpo(aim, self.train.objective == Simpo)?),
             Kto => Objective::Labels(kto(aim)?),
             Grpo => Objective::Answers(grpo(aim)?),
         }))
@@ -193,7 +191,8 @@ impl Recipe {
             return Some(("train.reference", message.into(), "write `train.reference = \"base\"`"));
         }
         if adapter.init != Init::Default && wanted == Some(ReferenceUse::Base) {
-            let message = "`train.reference = \"base\"`: `adapter.init` brings trained parts of the base with it";
+            let message =
+                "`train.reference = \"base\"`: `adapter.init` brings trained parts of the base with it";
             return Some(("train.reference", message.into(), "write `train.reference = \"adapter\"`"));
         }
         None

@@ -7,8 +7,8 @@
 //! below the lowest adapted layer, and no weight gradient for frozen weights.
 
 use smidgen_ir::{
-    ByValue, DecayShape, Entry, ExpertRows, Extent, Graph, HeadPart, Node, Norm, Op, Phase, Router, ScanShape,
-    ValueId, ValueSet, ops_without_gradient,
+    ByValue, DecayShape, Entry, ExpertRows, Extent, Graph, HeadPart, Node, Norm, Op, Phase, Router,
+    ScanShape, ValueId, ValueSet, ops_without_gradient,
 };
 
 /// A part of the gradient of a value, times a factor. A factor is carried through linears to their matmuls, so that a

@@ -103,8 +103,13 @@ fn descend(size: &Size, start: Policy, is_small: bool, bytes: impl Fn(&Policy) -
                 let mut stride = 1;
                 loop {
                     let at = freedom.count(which, &policy);
-                    let next = if is_upwards { (at + stride).min(freedom.layers) } else { at.saturating_sub(stride) };
-                    let is_less = next != at && try_policy(freedom.with_count(which, &policy, next), &mut policy);
+                    let next = if is_upwards {
+                        (at + stride).min(freedom.layers)
+                    } else {
+                        at.saturating_sub(stride)
+                    };
+                    let is_less =
+                        next != at && try_policy(freedom.with_count(which, &policy, next), &mut policy);
                     match is_less {
                         true => stride *= 2,
                         false if stride > 1 => stride = 1,

@@ -6,8 +6,8 @@
 //! rungs that fit of ladders of points (`ladder.rs`). Sketches only say where to search: every candidate is scheduled and
 //! measured, and the returned plan is packed and checked. Only memory choices are searched, so no result changes.
 
-pub mod choices;
 mod breadth;
+pub mod choices;
 pub mod fitting;
 mod lanes;
 mod leanest;
@@ -110,7 +110,8 @@ fn search_and_choose<'a>(sizes: &'a [Size<'a>], mut search: Option<&mut Search>)
                 search.run(Aim::LeastMoved { fastest });
             }
         }
-        let leaves_room = |measured: &Measured| search.as_ref().is_none_or(|search| search.leaves_room(measured));
+        let leaves_room =
+            |measured: &Measured| search.as_ref().is_none_or(|search| search.leaves_room(measured));
         let mut candidates = ranked(sizes).into_iter();
         let first = candidates.find(|(_, seen)| leaves_room(&seen.measured));
         let Some((size, Seen { policy, measured })) = first else { break };
@@ -167,10 +168,7 @@ fn refused_early(sizes: &[Size], budget: Budget) -> Option<SolveError> {
 }
 
 /// The leanest policy of all sizes, with its size.
-fn leanest_of_all<'a>(
-    sizes: &'a [Size<'a>],
-    most_offloaded_bytes: u64,
-) -> Option<(&'a Size<'a>, Leanest)> {
+fn leanest_of_all<'a>(sizes: &'a [Size<'a>], most_offloaded_bytes: u64) -> Option<(&'a Size<'a>, Leanest)> {
     let smallest = sizes.last()?;
     let smallest_with_tiles = sizes.iter().rev().find(|size| size.freedom.tile().is_some());
     // A size that contains the smallest needs more, unless it can be tiled and the smallest cannot.

@@ -44,7 +44,9 @@ const MOST_COUNTS: usize = 32;
 pub enum Aim {
     Fastest,
     /// The fewest bytes transferred and offloaded, as shares of those of the fastest, among those that are as fast.
-    LeastMoved { fastest: Measured },
+    LeastMoved {
+        fastest: Measured,
+    },
 }
 
 impl Aim {
@@ -315,10 +317,13 @@ impl<'a> Search<'a> {
         let mut best: Option<Best> = None;
         for (index, (own, activations)) in self.sets.activations.iter().enumerate() {
             let needs = &needs[index];
-            if *own != kind || is_above(&aim, ms_ratio * at.busiest_ms(&outside, needs, 0.0), 0.0, 0.0, below) {
+            if *own != kind || is_above(&aim, ms_ratio * at.busiest_ms(&outside, needs, 0.0), 0.0, 0.0, below)
+            {
                 continue;
             }
-            let Some((chosen, bytes)) = fewest_weights(&at, &outside, needs, weights, room_bytes) else { continue };
+            let Some((chosen, bytes)) = fewest_weights(&at, &outside, needs, weights, room_bytes) else {
+                continue;
+            };
             let chosen_weights = &weights[chosen];
             let offloaded_bytes = at.offloaded_bytes(&outside, needs, chosen_weights);
             let moved_bytes = at.moved_bytes(&outside, needs, chosen_weights);
@@ -329,7 +334,8 @@ impl<'a> Search<'a> {
                 continue;
             }
             let ms = ms_ratio * at.ms(policy, &outside, activations, chosen_weights);
-            let Some(score) = aim.score(ms, moved_bytes, offloaded_bytes).filter(|score| *score < below) else {
+            let Some(score) = aim.score(ms, moved_bytes, offloaded_bytes).filter(|score| *score < below)
+            else {
                 continue;
             };
             below = score;
@@ -346,7 +352,10 @@ impl<'a> Search<'a> {
             self.sets.weights[usize::from(first.tables_offloaded)][best.weights].layers.clone();
         let freedom = &self.sizes[key.size].freedom;
         let tile_tokens = if key.is_tiled { freedom.tile() } else { None };
-        freedom.obeyed(with_activations(Policy { recompute, offloaded_weights, tile_tokens, ..first }, offloaded))
+        freedom.obeyed(with_activations(
+            Policy { recompute, offloaded_weights, tile_tokens, ..first },
+            offloaded,
+        ))
     }
 }
 

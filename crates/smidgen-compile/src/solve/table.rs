@@ -177,7 +177,8 @@ fn classes(request: &Request) -> Vec<usize> {
     }
     for tensor in request.spec.tensors() {
         let Some(layer) = tensor.layer else { continue };
-        let (storage, is_trained) = (request.storage_of(&tensor.name), request.trained.contains(&tensor.name));
+        let (storage, is_trained) =
+            (request.storage_of(&tensor.name), request.trained.contains(&tensor.name));
         descriptions[first + layer] += &format!("{:?} {storage:?} {is_trained};", tensor.shape);
     }
     let adapters: std::collections::HashMap<&str, usize> =
@@ -227,10 +228,12 @@ impl Short {
         let linears: Vec<String> = request.spec.linears().into_iter().map(|linear| linear.path).collect();
         let tensors: Vec<String> = request.spec.tensors().into_iter().map(|tensor| tensor.name).collect();
         let before = size.request.spec.linears();
-        let is_gone = |path: &String| before.iter().any(|linear| linear.path == *path) && !linears.contains(path);
+        let is_gone =
+            |path: &String| before.iter().any(|linear| linear.path == *path) && !linears.contains(path);
         request.adapters.retain(|module| !is_gone(&module.path));
         let all = size.request.spec.tensors();
-        let is_gone = |name: &String| all.iter().any(|tensor| tensor.name == *name) && !tensors.contains(name);
+        let is_gone =
+            |name: &String| all.iter().any(|tensor| tensor.name == *name) && !tensors.contains(name);
         request.trained.retain(|name| !is_gone(name));
         let question = Question { request: &request, ..*size.question };
         measure(&Size::new(&question, &size.demand, &self.state))
@@ -329,7 +332,8 @@ fn measure_rows(size: &Size, classes: &[usize], tile_tokens: Option<usize>) -> R
     let mut rows = Rows { of_classes: vec![[Row::default(); TREATMENTS]; count], ..Rows::default() };
     let mut seen: Vec<Policy> = Vec::new();
     for treatment in 0..TREATMENTS {
-        let set = |bit: usize| if treatment & bit > 0 { LayerSet::all(freedom.layers) } else { LayerSet::none() };
+        let set =
+            |bit: usize| if treatment & bit > 0 { LayerSet::all(freedom.layers) } else { LayerSet::none() };
         let first = Policy { recompute: set(RECOMPUTED), tile_tokens, ..freedom.first() };
         let policy = freedom.obeyed(with_activations(first, set(OFFLOADED)));
         if seen.contains(&policy) {
@@ -406,7 +410,8 @@ fn add_rows(
         found[layer].kept_bytes = ends[layer] - before;
     }
     let alike = |layer: usize| -> Vec<&Row> {
-        let is_alike = |other: &usize| classes[*other] == classes[layer] && treatments[*other] == treatments[layer];
+        let is_alike =
+            |other: &usize| classes[*other] == classes[layer] && treatments[*other] == treatments[layer];
         (0..layers).filter(is_alike).map(|other| &found[other]).collect()
     };
     // The median, because the ends differ: fewer transfers are in progress, or those of the backward pass start.
@@ -455,7 +460,8 @@ fn measure_fixed(size: &Size, short: &Short) -> Fixed {
         (bytes, schedule)
     };
     let update_s = |schedule: &Schedule| {
-        let once = size.entries().1.filter(|entry| schedule.plan.entries.iter().any(|own| own.entry == *entry));
+        let once =
+            size.entries().1.filter(|entry| schedule.plan.entries.iter().any(|own| own.entry == *entry));
         once.map_or(0.0, |entry| question.profile.entry_seconds(&schedule.plan, entry))
     };
     let context_bytes = |schedule: &Schedule| question.context.bytes_for(&schedule.plan) as f64;
@@ -463,14 +469,16 @@ fn measure_fixed(size: &Size, short: &Short) -> Fixed {
     let all = LayerSet::all(size.freedom.layers);
     let (bytes, resident) = scheduled(size, first.clone());
     let (streamed, streaming) = scheduled(size, Policy { offloaded_weights: all, ..first.clone() });
-    let (moments, streamed_moments) = scheduled(size, Policy { optimizer_state: Space::Host, ..first.clone() });
+    let (moments, streamed_moments) =
+        scheduled(size, Policy { optimizer_state: Space::Host, ..first.clone() });
     let (mut gradient_bytes, mut gradient_peak_bytes) = (0.0, 0.0);
     if size.freedom.trains_base {
         let (own_bytes, schedule) = scheduled(size, Policy { gradients: Space::Host, ..first });
         let peak = |schedule: &Schedule| {
             schedule.plan.live_bytes(size.entries().0).into_iter().max().unwrap_or(0) as f64
         };
-        (gradient_bytes, gradient_peak_bytes) = (bytes - own_bytes, (peak(&schedule) - peak(&resident)).max(0.0));
+        (gradient_bytes, gradient_peak_bytes) =
+            (bytes - own_bytes, (peak(&schedule) - peak(&resident)).max(0.0));
     }
     let shares = short.at(size, |size| {
         let all = LayerSet::all(size.freedom.layers);
@@ -479,8 +487,12 @@ fn measure_fixed(size: &Size, short: &Short) -> Fixed {
     });
     let classes = classes(&size.request);
     let of_class = |class: usize| {
-        let own: Vec<f64> =
-            shares.iter().enumerate().filter(|(layer, _)| classes[*layer] == class).map(|(_, bytes)| *bytes).collect();
+        let own: Vec<f64> = shares
+            .iter()
+            .enumerate()
+            .filter(|(layer, _)| classes[*layer] == class)
+            .map(|(_, bytes)| *bytes)
+            .collect();
         own.iter().sum::<f64>() / own.len().max(1) as f64
     };
     let weights_bytes: Vec<f64> = classes.iter().map(|class| of_class(*class)).collect();
@@ -563,8 +575,7 @@ impl AtSize<'_> {
 
     pub fn needs(&self, activations: &Activations) -> Needs {
         let mut kept = self.rows.base_bytes;
-        let mut needs =
-            Needs { layers_bytes: 0.0, head_bytes: 0.0, stowed_bytes: 0.0, layers_s: 0.0 };
+        let mut needs = Needs { layers_bytes: 0.0, head_bytes: 0.0, stowed_bytes: 0.0, layers_s: 0.0 };
         for layer in 0..activations.treatments.len() {
             let row = self.row(activations, layer);
             needs.layers_bytes = needs.layers_bytes.max(kept + row.forward_bytes.max(row.backward_bytes));
@@ -640,9 +651,8 @@ impl AtSize<'_> {
 
     /// Bytes on the device before weights of layers are offloaded, with room for the window if something streams.
     pub fn bytes(&self, outside: &Outside, needs: &Needs, is_streaming: bool) -> f64 {
-        let transient_bytes = (needs.layers_bytes)
-            .max(needs.head_bytes - outside.saved_head_bytes)
-            .max(outside.other_bytes);
+        let transient_bytes =
+            (needs.layers_bytes).max(needs.head_bytes - outside.saved_head_bytes).max(outside.other_bytes);
         let is_offloading = is_streaming || needs.stowed_bytes > 0.0;
         let window_bytes = if is_streaming { outside.window_bytes } else { 0.0 };
         let context_bytes = self.table.fixed.context_bytes[usize::from(is_offloading)];
@@ -690,7 +700,13 @@ impl AtSize<'_> {
     }
 
     /// The time of a step. Transfers in each direction run one after the other and overlap with computation.
-    pub fn ms(&self, policy: &Policy, outside: &Outside, activations: &Activations, weights: &Weights) -> f64 {
+    pub fn ms(
+        &self,
+        policy: &Policy,
+        outside: &Outside,
+        activations: &Activations,
+        weights: &Weights,
+    ) -> f64 {
         let (fixed, profile) = (&self.table.fixed, self.size.question.profile);
         let (layers, weights_per_s) = (activations.treatments.len(), self.fetch_rate());
         let all_bytes = fixed.tables_bytes + fixed.weights_bytes.iter().sum::<f64>();

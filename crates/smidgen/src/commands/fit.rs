@@ -62,11 +62,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let recipe = args.recipe.as_ref().filter(|recipe| !is_override(recipe));
     let first = args.recipe.iter().filter(|recipe| is_override(recipe));
     let mut overrides: Vec<String> = first.chain(&args.overrides).cloned().collect();
-    let keys = [
-        ("memory.profile", &args.card),
-        ("memory.host_budget", &args.ram),
-        ("memory.budget", &args.budget),
-    ];
+    let keys =
+        [("memory.profile", &args.card), ("memory.host_budget", &args.ram), ("memory.budget", &args.budget)];
     overrides.extend(keys.iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?))));
     let Some(recipe) = recipe else {
         let answers = fit_models::answer(&overrides, &working_directory()?, quiet)?;

@@ -21,9 +21,9 @@ use crate::report::numbers::duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 use smidgen_compile::largest;
-use smidgen_ir::{DeviceKind, Extent};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::grouped_digits::Grouped;
+use smidgen_ir::{DeviceKind, Extent};
 use smidgen_recipe::{AdapterKind, BaseFormat, Batch, Budget, ModelPath, Recipe};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -242,7 +242,8 @@ pub fn render(answers: &Value) -> String {
     });
     let rows: Vec<Vec<String>> = rows.map(Iterator::collect).collect();
     text += &render_columns(&headings, &rows);
-    let names: Vec<&str> = answers["does_not_fit"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let names: Vec<&str> =
+        answers["does_not_fit"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     if !names.is_empty() {
         text += &format!("  does not fit: {}\n", names.join(", "));
     }

@@ -104,7 +104,9 @@ impl DemandShape {
         let mean = stats.tokens as f64 / rows.train.len() as f64;
         let sequences = job.recipe.rows_needed().sequences();
         let step_tokens = match job.recipe.train.batch {
-            Batch::Samples(rows) => (mean * (rows * sequences) as f64 / ranks as f64).min(whole.step_tokens as f64),
+            Batch::Samples(rows) => {
+                (mean * (rows * sequences) as f64 / ranks as f64).min(whole.step_tokens as f64)
+            }
             Batch::Tokens(_) => whole.step_tokens as f64,
         };
         let mut demands = Vec::new();

@@ -161,7 +161,7 @@ fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
         let weight = model.weight(&name).filter(|weight| weight.storage().is_some())?;
         let method = match weight {
             Weight::Bnb(_) => Some("bitsandbytes"),
-            Weight::Fp8(weight) if weight.storage() == Storage::Fp8Blocks => Some("fp8"),
+            Weight::Fp8(ref weight) if weight.storage() == Storage::Fp8Blocks => Some("fp8"),
             // Their tensors say what they are, by their names.
             Weight::Fp8(_) | Weight::Packed(_) => None,
             Weight::Plain(_) | Weight::Merged(_) | Weight::Gguf(_) | Weight::Joined(_) => None,

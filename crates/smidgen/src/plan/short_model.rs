@@ -70,11 +70,14 @@ impl<'a> ShortModel<'a> {
         let mut found = Vec::new();
         for (request, conditions) in self.beginnings.iter().zip(self.scaled(smallest)) {
             let Ok(solution) = conditions.solve(request, demands) else { return Ok(None) };
-            found.push((request.spec.layers.len() as f64, Estimate {
-                peak_bytes: solution.peak_bytes as f64,
-                pinned_bytes: pinned_bytes(&solution.plan) as f64,
-                step_ms: solution.step_ms,
-            }));
+            found.push((
+                request.spec.layers.len() as f64,
+                Estimate {
+                    peak_bytes: solution.peak_bytes as f64,
+                    pinned_bytes: pinned_bytes(&solution.plan) as f64,
+                    step_ms: solution.step_ms,
+                },
+            ));
         }
         Ok(match &found[..] {
             [(_, whole)] => Some(*whole),
@@ -131,7 +134,8 @@ impl<'a> ShortModel<'a> {
 /// The request for the first layers of a model.
 fn beginning(request: &Request, layers: usize) -> Request {
     let is_kept = |path: &str| {
-        let number = path.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+        let number =
+            path.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
         number.is_none_or(|number| number < layers)
     };
     let mut short = request.clone();
@@ -169,7 +173,11 @@ mod tests {
             let whole = conditions.solve(&job.request, &demands).unwrap();
             let near = |one: f64, other: f64, share: f64| (one / other - 1.0).abs() < share;
             assert!(near(estimate.step_ms, whole.step_ms, 0.1), "{card}: {estimate:?} {}", whole.step_ms);
-            assert!(near(estimate.peak_bytes, whole.peak_bytes as f64, 0.1), "{card}: {estimate:?} {}", whole.peak_bytes);
+            assert!(
+                near(estimate.peak_bytes, whole.peak_bytes as f64, 0.1),
+                "{card}: {estimate:?} {}",
+                whole.peak_bytes
+            );
         }
     }
 }
