@@ -11,7 +11,7 @@ use super::llama::read_like_llama;
 use super::routed::{activation_of, read_router};
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
-use smidgen_ir::{Router, RouterScores};
+use smidgen_ir::{RopeScaling, Router, RouterScores};
 
 const NAMES: ExpertNames = ExpertNames {
     correction: "mlp.e_score_correction_bias",
@@ -20,7 +20,20 @@ const NAMES: ExpertNames = ExpertNames {
 };
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
-    let spec = read_like_llama(config, family)?;
+    let mut spec = read_like_llama(config, family)?;
+    // Published files say how many channels are rotated, transformers which part of a head.
+    if let Some(dim) =
+        config.size("rotary_dim")?.filter(|_| config.rotary_shares().is_ok_and(|all| all.is_empty()))
+    {
+        if spec.ropes[0].scaling != RopeScaling::Default || dim % 2 > 0 || dim > spec.head_dim() {
+            return Err(ModelError::unsupported(
+                "rotary_dim",
+                dim.to_string(),
+                "even sizes up to `head_dim`",
+            ));
+        }
+        spec.ropes[0].dim = dim;
+    }
     let router = Router {
         scores: RouterScores::Sigmoid,
         is_corrected: true,

@@ -44,6 +44,11 @@ pub(super) fn path_in_file(path: &str, modules: &BTreeSet<&str>) -> Option<Strin
     path.strip_suffix(DOWN).filter(|front| is_module(front)).map(str::to_string)
 }
 
+/// The key in the file of a tensor of an adapter with these modules.
+pub fn key_in_file(key: &AdapterKey, modules: &BTreeSet<&str>) -> AdapterKey {
+    with_path(key, |path| path_in_file(path, modules)).unwrap_or_else(|| key.clone())
+}
+
 /// A key of A or B with another path.
 pub(super) fn with_path(key: &AdapterKey, path: impl FnOnce(&str) -> Option<String>) -> Option<AdapterKey> {
     match key {
@@ -59,13 +64,13 @@ mod tests {
 
     #[test]
     fn parameters_of_experts_are_nested_in_files() {
-        let [gate_up, down] = ["gate_up_proj", "down_proj"].map(|name| format!("model.layers.1.mlp.experts.{name}"));
+        let [gate_up, down] =
+            ["gate_up_proj", "down_proj"].map(|name| format!("model.layers.1.mlp.experts.{name}"));
         let both = BTreeSet::from([gate_up.as_str(), down.as_str()]);
         let targets = ["mlp.experts.gate_up_proj".to_string(), "down_proj".to_string()];
-        for (path, in_file) in [
-            (&gate_up, "model.layers.1.mlp.experts.base_layer"),
-            (&down, "model.layers.1.mlp.experts"),
-        ] {
+        for (path, in_file) in
+            [(&gate_up, "model.layers.1.mlp.experts.base_layer"), (&down, "model.layers.1.mlp.experts")]
+        {
             assert_eq!(path_in_file(path, &both).as_deref(), Some(in_file));
             assert_eq!(parameter_path(in_file, &targets).as_ref(), Some(path));
         }

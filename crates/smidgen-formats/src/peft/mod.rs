@@ -21,7 +21,7 @@ mod config_tests;
 mod file_tests;
 
 pub use config::{AdapterConfig, AdapterConfigError, Bias, FourierConfig, ModuleScales};
-pub use experts::is_of_experts;
+pub use experts::{is_of_experts, key_in_file};
 pub use file::{AdapterError, AdapterFile};
 pub use key::AdapterKey;
 pub use kind::StoredKind;

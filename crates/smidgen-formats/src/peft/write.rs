@@ -81,9 +81,8 @@ pub fn write_adapter(
 
 /// The key of a tensor in the file.
 fn name_in_file(config: &AdapterConfig, key: &AdapterKey, modules: &BTreeSet<&str>) -> String {
-    let of_experts = experts::with_path(key, |path| experts::path_in_file(path, modules));
-    let key = of_experts.as_ref().unwrap_or(key);
-    if config.is_wrapped { wrapped_key(key) } else { key.to_string() }
+    let key = experts::key_in_file(key, modules);
+    if config.is_wrapped { wrapped_key(&key) } else { key.to_string() }
 }
 
 fn make_folder(folder: &Path) -> Result<(), WriteAdapterError> {

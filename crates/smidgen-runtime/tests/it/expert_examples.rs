@@ -76,11 +76,17 @@ fn routed(router: Router, weighs_inputs: bool) -> Example {
     let routed = draft.op(Op::Route(router), &inputs, &["weights", "choices"]);
     let [weights, choices] = routed[..] else { unreachable!("a route has two outputs") };
     let dispatch = Op::Dispatch { experts: router.experts };
-    let places = draft.op(dispatch, &[choices], &["places", "experts"])[0];
+    let dispatched = draft.op(dispatch, &[choices], &["places", "experts"]);
+    let [places, of_rows] = dispatched[..] else { unreachable!("a dispatch has two outputs") };
     let x = draft.tokens("x", 9);
     let weighted = |is_weighted: bool| is_weighted.then_some(weights);
     let spread: Vec<ValueId> = [x, places].into_iter().chain(weighted(weighs_inputs)).collect();
     let rows = draft.op(Op::SpreadRows { weighted: weighs_inputs }, &spread, &["rows"])[0];
+    // Weights that add up to 1 have no gradient if all experts compute the same.
+    let matrices = draft.matrix("matrices", router.experts * 6, 9, DType::F32);
+    let part = ExpertRows { experts: router.experts, first: 0, rows: 6 };
+    let op = Op::GroupedLinear { part, bias: false, lora: None };
+    let rows = draft.op(op, &[rows, matrices, of_rows], &["of experts"])[0];
     let combine: Vec<ValueId> = [rows, places].into_iter().chain(weighted(!weighs_inputs)).collect();
     let y = draft.op(Op::CombineRows { weighted: !weighs_inputs }, &combine, &["y"])[0];
     gradient(ROUTING, draft.gradient_of(&format!("routed by {router}, inputs {weighs_inputs}"), y))

@@ -381,8 +381,10 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
     if let Some(path) = paths.iter().find(|path| is_of_experts(path)) {
         let kind = adapter.kind;
         if matches!(kind, AdapterKind::Dora | AdapterKind::LsLora) {
-            return Err(Failure::recipe(format!("`adapter.kind = {kind}` cannot adapt the experts of `{path}`"))
-                .hint("leave the experts out of `adapter.targets`, or adapt them with `lora` or `rslora`"));
+            return Err(Failure::recipe(format!(
+                "`adapter.kind = {kind}` cannot adapt the experts of `{path}`"
+            ))
+            .hint("leave the experts out of `adapter.targets`, or adapt them with `lora` or `rslora`"));
         }
         if adapter.dropout > 0.0 {
             return Err(Failure::recipe(format!(
@@ -397,8 +399,9 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
         linears.any(|linear| linear.path == **path && linear.kind == LinearKind::Router)
     };
     if let Some(path) = paths.iter().find(is_router) {
-        return Err(Failure::recipe(format!("an adapter on the router `{path}` is not supported"))
-            .hint("leave it out of `adapter.targets`, or train it next to the adapter with `adapter.train`"));
+        return Err(Failure::recipe(format!("an adapter on the router `{path}` is not supported")).hint(
+            "leave it out of `adapter.targets`, or train it next to the adapter with `adapter.train`",
+        ));
     }
     let ranks = compile_patterns("adapter.rank_pattern", &adapter.rank_pattern, &paths)?;
     let alphas = compile_patterns("adapter.alpha_pattern", &adapter.alpha_pattern, &paths)?;

@@ -33,8 +33,11 @@ fn refuse_turned(spec: &DecoderSpec, trained: &BTreeSet<String>) -> Result<(), F
         turned.flat_map(|(layer, experts)| experts.paths().map(|path| DecoderSpec::layer_path(layer, &path)));
     match paths.find(is_trained) {
         None => Ok(()),
-        Some(path) => Err(Failure::recipe(format!("`{path}` of a {} model cannot be trained", spec.model_type))
-            .hint("adapt it: `adapter.kind = \"lora\"` with \"experts\" in `adapter.targets`, or leave it out")),
+        Some(path) => {
+            Err(Failure::recipe(format!("`{path}` of a {} model cannot be trained", spec.model_type)).hint(
+                "adapt it: `adapter.kind = \"lora\"` with \"experts\" in `adapter.targets`, or leave it out",
+            ))
+        }
     }
 }
 

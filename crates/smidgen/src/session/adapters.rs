@@ -70,7 +70,9 @@ impl FactorOfExperts {
                 true => 2 * (row - half) + 1,
                 false => row,
             };
-            for (expert, column) in (0..experts).flat_map(|expert| (0..rank).map(move |column| (expert, column))) {
+            for (expert, column) in
+                (0..experts).flat_map(|expert| (0..rank).map(move |column| (expert, column)))
+            {
                 let here = (expert * rows + row) * rank + column;
                 let there = in_file * rank * experts + column * experts + expert;
                 let (from, to) = if to_file { (here, there) } else { (there, here) };
@@ -82,6 +84,14 @@ impl FactorOfExperts {
 }
 
 impl AdapterPlace {
+    /// The numbers of the tensor, or of its gradient, in the order of the file.
+    pub fn in_file_order(&self, numbers: Vec<f32>) -> Vec<f32> {
+        match &self.of_experts {
+            Some(order) => order.turned(&numbers, true),
+            None => numbers,
+        }
+    }
+
     /// The key in the adapter, or the name of the base tensor.
     pub fn name(&self) -> String {
         match &self.tensor.key {
@@ -167,11 +177,12 @@ fn write_place<D: Device>(
     place: &AdapterPlace,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let Some(order) = &place.of_experts else {
+    if place.of_experts.is_none() {
         return copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, out);
-    };
+    }
     let numbers = weights::read_floats(executor, place.leaf, place.bytes / 4).map_err(io::Error::other)?;
-    order.turned(&numbers, true).iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))
+    let numbers = place.in_file_order(numbers);
+    numbers.iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))
 }
 
 /// Fills every adapter tensor from the adapter that the recipe names, or with initial values.
@@ -468,13 +479,18 @@ const JOINED_RANKS: &str = r".*\.gate_up_proj";
 /// The adapted parameters of experts: by their path in a layer if those of all layers are adapted.
 fn target_parameters(job: &Job, is_wrapped: bool) -> Vec<String> {
     let request = &job.request;
-    let adapted: BTreeSet<&str> =
-        request.adapters.iter().map(|module| module.path.as_str()).filter(|path| is_of_experts(path)).collect();
+    let adapted: BTreeSet<&str> = request
+        .adapters
+        .iter()
+        .map(|module| module.path.as_str())
+        .filter(|path| is_of_experts(path))
+        .collect();
     let of_layers = request.spec.experts().flat_map(|(layer, experts)| {
         experts.paths().map(|path| (DecoderSpec::layer_path(layer, &path), path))
     });
     let all: Vec<(String, String)> = of_layers.collect();
-    let is_whole = |ending: &String| all.iter().all(|(path, other)| other != ending || adapted.contains(path.as_str()));
+    let is_whole =
+        |ending: &String| all.iter().all(|(path, other)| other != ending || adapted.contains(path.as_str()));
     let named = all.iter().filter(|(path, _)| adapted.contains(path.as_str())).map(|(path, ending)| {
         match is_whole(ending) {
             true => ending.clone(),
