@@ -85,7 +85,7 @@ impl FormatError {
             FormatError::NotAnObject { .. } => "a row is an object, such as `{\"text\": \"...\"}`",
             FormatError::Unrecognized { fields, .. } => {
                 if fields.contains("`chosen`") {
-                    "pairs have `chosen` and `rejected`, and usually `prompt`"
+                    "pairs have both `chosen` and `rejected`, and usually `prompt`"
                 } else {
                     return Some(format!("{FIELDS_OF_FORMATS}; {}", how_to_name(fields)));
                 }
@@ -125,7 +125,9 @@ impl FormatError {
             FormatError::EqualAnswers { .. } => {
                 "remove the row (`data.on_bad_row = \"skip\"` does), or give it two different answers"
             }
-            FormatError::NoSharedPrompt { .. } => "give the row a `prompt`, and only the answers as `chosen` and `rejected`",
+            FormatError::NoSharedPrompt { .. } => {
+                "give the row a `prompt`, and only the answers as `chosen` and `rejected`"
+            }
             FormatError::RewardsDiffer { .. } => "give one reward for each completion",
             FormatError::Images { .. } => {
                 "remove the rows with images (`data.on_bad_row = \"skip\"` does), or the column, if the text says enough \

@@ -101,7 +101,9 @@ impl<'a> RowEncoder<'a> {
         let name = || self.template.map(|template| template.name.clone()).unwrap_or_default();
         let encoded = match (example, self.template.map(|template| &template.kind)) {
             (Example::Tokens { .. } | Example::Group(_), _) => {
-                panic!("a row of tokens has its ids already, and the answers of a group are encoded one by one")
+                panic!(
+                    "a row of tokens has its ids already, and the answers of a group are encoded one by one"
+                )
             }
             (Example::Text(text), _) => {
                 is_templated = false;

@@ -13,7 +13,8 @@ use serde_json::Value as Json;
 
 use crate::chat_row::{read_messages, wrong_type};
 use crate::example::{Example, Group, GroupKind};
-use crate::format::{Fields, FormatError, read_whole_numbers};
+use crate::format_error::FormatError;
+use crate::row_fields::{Fields, read_whole_numbers};
 use crate::token_record::NOT_SUPERVISED;
 
 pub(crate) fn read_preference(row: &mut Fields<'_>) -> Result<Example, FormatError> {
@@ -68,13 +69,14 @@ pub(crate) fn read_token_group(row: &mut Fields<'_>) -> Result<Example, FormatEr
             let (place, completions, rewards) = (place.to_string(), completions.len(), rewards.len());
             return Err(FormatError::RewardsDiffer { place, completions, rewards });
         }
-        let members = completions.into_iter().zip(rewards).enumerate().map(|(index, (completion, reward))| {
-            let number = reward.as_f64().filter(|number| number.is_finite());
-            let number = number.ok_or_else(|| {
-                wrong_type(place, format!("rewards[{index}]"), &reward, "a finite number")
-            })?;
-            Ok((answer(&format!("completions[{index}]"), completion)?, number as f32))
-        });
+        let members =
+            completions.into_iter().zip(rewards).enumerate().map(|(index, (completion, reward))| {
+                let number = reward.as_f64().filter(|number| number.is_finite());
+                let number = number.ok_or_else(|| {
+                    wrong_type(place, format!("rewards[{index}]"), &reward, "a finite number")
+                })?;
+                Ok((answer(&format!("completions[{index}]"), completion)?, number as f32))
+            });
         let members = members.collect::<Result<_, FormatError>>()?;
         return Ok(Example::Group(Group { kind: GroupKind::Rewarded, members }));
     }
@@ -110,13 +112,19 @@ fn list(row: &Fields<'_>, name: &str, value: Json) -> Result<Vec<Json>, FormatEr
 }
 
 /// A prompt and one of its answers: both strings, or both messages.
-fn answer(row: &mut Fields<'_>, prompt: Json, (name, answer): (&'static str, Json)) -> Result<Example, FormatError> {
+fn answer(
+    row: &mut Fields<'_>,
+    prompt: Json,
+    (name, answer): (&'static str, Json),
+) -> Result<Example, FormatError> {
     let place = row.place;
     let empty = |field: &str| FormatError::Empty { place: place.to_string(), field: field.to_owned() };
     match (prompt, answer) {
         (Json::String(prompt), Json::String(_)) if prompt.trim().is_empty() => Err(empty("prompt")),
         (Json::String(_), Json::String(answer)) if answer.trim().is_empty() => Err(empty(name)),
-        (Json::String(prompt), Json::String(completion)) => Ok(Example::PromptCompletion { prompt, completion }),
+        (Json::String(prompt), Json::String(completion)) => {
+            Ok(Example::PromptCompletion { prompt, completion })
+        }
         (prompt @ Json::Array(_), answer @ Json::Array(_)) => {
             let mut messages = read_messages(place, "prompt", prompt, false)?;
             let prompt_messages = messages.len();
@@ -148,7 +156,8 @@ fn shared_prompt(row: &Fields<'_>, chosen: Json, rejected: Json) -> Result<(Json
             Ok((Json::Array(chosen), Json::Array(answer), Json::Array(rejected)))
         }
         (Json::String(chosen), Json::String(rejected)) => {
-            let same = chosen.char_indices().zip(rejected.chars()).take_while(|((_, one), other)| one == other);
+            let same =
+                chosen.char_indices().zip(rejected.chars()).take_while(|((_, one), other)| one == other);
             let mut shared = same.map(|((at, sign), _)| at + sign.len_utf8()).last().unwrap_or(0);
             // The space before the first different word belongs to the answer, as tokenizers have it.
             if chosen[..shared].ends_with(' ') {

@@ -87,7 +87,8 @@ pub fn store_token_rows(
                 stored.map_err(PrepareError::from)
             }
             Ok((Example::Group(group), _)) => {
-                let members = group.members.into_iter().map(|(member, mark)| (sample_of_tokens(member), mark));
+                let members =
+                    group.members.into_iter().map(|(member, mark)| (sample_of_tokens(member), mark));
                 let members: Vec<(EncodedSample, f32)> = members.collect();
                 builder.push_group(place, group.kind, &members).map_err(PrepareError::from)
             }

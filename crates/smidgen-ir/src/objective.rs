@@ -212,7 +212,11 @@ impl fmt::Display for Objective {
             }
             Objective::Answers(loss) => {
                 let level = if loss.by_sequence { "sequence" } else { "token" };
-                write!(f, "answers {level} clip=-{}/+{} beta={}", loss.epsilon_low, loss.epsilon_high, loss.beta)
+                write!(
+                    f,
+                    "answers {level} clip=-{}/+{} beta={}",
+                    loss.epsilon_low, loss.epsilon_high, loss.beta
+                )
             }
         }
     }

@@ -420,7 +420,8 @@ impl Reading<'_> {
             let message = format!("`memory.reference` has no effect: `{kind}` as set here has no reference");
             inert.push(("memory.reference", message, "remove it"));
         } else if memory.reference == ReferenceMemory::Pass && self.recipe.changes_base() {
-            let message = "`memory.reference = \"pass\"`: training changes the base, so no pass computes the reference";
+            let message =
+                "`memory.reference = \"pass\"`: training changes the base, so no pass computes the reference";
             inert.push(("memory.reference", message.into(), "write `memory.reference = \"cached\"`"));
         }
         if let Some((key, message, hint)) = self.recipe.refused_reference() {

@@ -116,10 +116,9 @@ pub(crate) const NUMBERS: Reader<Vec<f64>> = reader("a list of numbers", &[], |g
     None => Some(vec![(ANY_F32.read)(given)?]),
 });
 
-pub(crate) const TEXTS: Reader<Vec<String>> =
-    reader("a name, or a list of different names", &[], |given| {
-        read_texts(given).filter(|names| !names.is_empty() && all_different(names))
-    });
+pub(crate) const TEXTS: Reader<Vec<String>> = reader("a name, or a list of different names", &[], |given| {
+    read_texts(given).filter(|names| !names.is_empty() && all_different(names))
+});
 
 pub(crate) const TWO_FRACTIONS_BELOW_ONE: Reader<[f64; 2]> =
     reader("a list of two numbers of at least 0 and below 1", &[], |given| {

@@ -458,7 +458,14 @@ impl Builder<'_> {
         let sum = if training { state::LOSS } else { state::EVAL_LOSS };
         let Some(objective) = &request.objective else {
             let rows = request.row_losses && !training;
-            return self.head_loss((n, adapter), chunk, training, weight, sum, rows.then_some(state::ROW_LOSSES));
+            return self.head_loss(
+                (n, adapter),
+                chunk,
+                training,
+                weight,
+                sum,
+                rows.then_some(state::ROW_LOSSES),
+            );
         };
         self.head_loss((n, adapter), chunk, false, weight, state::UNREAD_LOSS, Some(state::ROW_LOSSES));
         if entry == Entry::Reference {

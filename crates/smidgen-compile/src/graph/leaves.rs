@@ -10,7 +10,9 @@ use crate::model::layer::{AttentionSpec, KeysAndValues};
 use crate::model::spec::{EMBEDDING, HEAD, PER_LAYER_EMBEDDING, Tensor};
 use crate::names::{input, state};
 use crate::request::{AdapterForm, DecodeShape, Purpose, Reference, Request, TrainedBiases};
-use smidgen_ir::{DType, Dim, Graph, LeafKind, MARK_COLUMNS, Objective, Rounded, Shape, Storage, Type, ValueId};
+use smidgen_ir::{
+    DType, Dim, Graph, LeafKind, MARK_COLUMNS, Objective, Rounded, Shape, Storage, Type, ValueId,
+};
 use std::collections::{HashMap, HashSet};
 
 /// LS-LoRA's coefficients (M, 4) and scales (M, 1) of all M modules, each one leaf.

@@ -92,7 +92,9 @@ impl Rule<'_> {
         self.integers(2, Dim::Boundaries, DType::I32)?;
         let numbers = Shape::of(Dim::Boundaries, Objective::SEQUENCE_COLUMNS);
         let numbers = Type::new(numbers, Storage::Plain(DType::F64));
-        self.require(*self.inputs[3] == numbers, || format!("input 3 is {}, expected {numbers}", self.inputs[3]))?;
+        self.require(*self.inputs[3] == numbers, || {
+            format!("input 3 is {}, expected {numbers}", self.inputs[3])
+        })?;
         if objective.reads_rows() {
             self.equal("before", self.f32_rows(4)?, (Dim::Rows, Objective::BEFORE_COLUMNS))?;
         }

@@ -43,8 +43,8 @@ use families::Kind;
 use fields::Fields;
 use llama_factory_v1::{is_v1, read_llama_factory_v1};
 use mistakes::{ImportMistake, Mistakes};
-use origin::{Origin, Tool, recognize};
 use objectives::{SETTINGS, named_objective};
+use origin::{Origin, Tool, recognize};
 use purpose::refuse_other_purposes;
 
 /// A translated file.

@@ -45,8 +45,19 @@ const NUMBERS: &[(&[&str], &str)] = &[
 
 /// The settings that objectives have, for `purpose.rs`.
 pub const SETTINGS: [&str; 14] = [
-    "rl", "rl_beta", "pref_beta", "pref_loss", "dpo_beta", "orpo_alpha", "simpo_gamma", "cpo_alpha",
-    "kto_desirable_weight", "kto_undesirable_weight", "desirable_weight", "undesirable_weight", "trainer_type",
+    "rl",
+    "rl_beta",
+    "pref_beta",
+    "pref_loss",
+    "dpo_beta",
+    "orpo_alpha",
+    "simpo_gamma",
+    "cpo_alpha",
+    "kto_desirable_weight",
+    "kto_undesirable_weight",
+    "desirable_weight",
+    "undesirable_weight",
+    "trainer_type",
     "max_prompt_length",
 ];
 
@@ -91,7 +102,14 @@ impl NamedObjective {
         if let Some(found) = fields.take_on("precompute_ref_log_probs") {
             draft.put("memory.reference", word("cached"), &[&found]);
         }
-        for name in ["ref_model", "ref_model_name_or_path", "pref_ftx", "rpo_alpha", "dpo_label_smoothing", "ld_alpha"] {
+        for name in [
+            "ref_model",
+            "ref_model_name_or_path",
+            "pref_ftx",
+            "rpo_alpha",
+            "dpo_label_smoothing",
+            "ld_alpha",
+        ] {
             if let Some(found) = fields.take_on(name) {
                 let key = &found.key;
                 mistakes.note(found.line, format!("`{key}` is not supported with `train.objective`"));

@@ -14,9 +14,7 @@
 use super::run::Run;
 use super::view::{Dst, Src};
 use smidgen_ir::Objective;
-use smidgen_ir::objective::{
-    AnswerLoss, Curve, LabelLoss, Measure, PairLoss, PairTerm, figure, sequence,
-};
+use smidgen_ir::objective::{AnswerLoss, Curve, LabelLoss, Measure, PairLoss, PairTerm, figure, sequence};
 use std::ops::Range;
 
 impl Run<'_> {
@@ -198,7 +196,10 @@ impl Sequences {
         let mean: f64 = own.rows.clone().map(log_ratio).sum::<f64>() / count;
         let (mut total, mut penalty_sum, mut penalty_slope) = (0.0, 0.0, 0.0);
         let mut note = |ratio: f64| {
-            let clipped = [ratio < 1.0 - loss.epsilon_low && advantage < 0.0, ratio > 1.0 + loss.epsilon_high && advantage > 0.0];
+            let clipped = [
+                ratio < 1.0 - loss.epsilon_low && advantage < 0.0,
+                ratio > 1.0 + loss.epsilon_high && advantage > 0.0,
+            ];
             figures[figure::CLIPPED_LOW] += f64::from(u8::from(clipped[0]));
             figures[figure::CLIPPED_HIGH] += f64::from(u8::from(clipped[1]));
         };

@@ -38,7 +38,8 @@ impl Run<'_> {
                 grad_scale,
                 nll,
             );
-            sum += (0..count).map(|row| weight.in_sum(first + row) * f64::from(nll.src().get(row))).sum::<f64>();
+            sum +=
+                (0..count).map(|row| weight.in_sum(first + row) * f64::from(nll.src().get(row))).sum::<f64>();
             if head.row_losses {
                 let losses = self.floats_mut(self.update(1));
                 (0..count).for_each(|row| losses.set(first + row, nll.src().get(row)));

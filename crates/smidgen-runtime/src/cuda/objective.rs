@@ -74,11 +74,18 @@ pub fn objective(stage: &Stage<'_>, step: &BoundStep, objective: &Objective) -> 
             write_weights()?;
         }
         Objective::Answers(AnswerLoss {
-            by_sequence, epsilon_low, epsilon_high, delta, beta, corrects_penalty, ..
+            by_sequence,
+            epsilon_low,
+            epsilon_high,
+            delta,
+            beta,
+            corrects_penalty,
+            ..
         }) => {
             let operands = [nll, first_rows, given, before, kept, weight, weights];
             let reals = [*epsilon_low, *epsilon_high, *delta, *beta].map(Arg::Double);
-            let [by_sequence, corrects] = [*by_sequence, *corrects_penalty].map(|flag| Arg::Int(i32::from(flag)));
+            let [by_sequence, corrects] =
+                [*by_sequence, *corrects_penalty].map(|flag| Arg::Int(i32::from(flag)));
             let args = [&operands[..], &[by_sequence], &reals[..], &[corrects]].concat();
             stage.launch("objective_answer", by_block, THREADS, 0, &args)?;
         }

@@ -6,8 +6,8 @@
 use crate::check::check_subject;
 use crate::subject::Subject;
 use crate::{
-    adapter_examples, attention_examples, audio_examples, linear_examples, loss_examples,
-    objective_examples, offload_changes_nothing, ranks, row_examples, update_examples,
+    adapter_examples, attention_examples, audio_examples, linear_examples, loss_examples, objective_examples,
+    offload_changes_nothing, ranks, row_examples, update_examples,
 };
 use smidgen_ir::Op;
 use std::collections::BTreeSet;

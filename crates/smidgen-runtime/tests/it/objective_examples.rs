@@ -30,7 +30,12 @@ pub fn examples() -> Vec<Example> {
     let label = LabelLoss { beta: 0.4, desirable: 1.3, undesirable: 0.8, compares_divergence: true };
     let all = [
         pairs(vec![term(Measure::Sum, 0.3, 0.0, plain)], 0.0, Measure::Sum, 0.0),
-        pairs(vec![term(Measure::Sum, 0.3, 0.0, smoothed), term(Measure::Mean, 1.0, 0.8, Curve::Square)], 0.7, Measure::Sum, 0.0),
+        pairs(
+            vec![term(Measure::Sum, 0.3, 0.0, smoothed), term(Measure::Mean, 1.0, 0.8, Curve::Square)],
+            0.7,
+            Measure::Sum,
+            0.0,
+        ),
         pairs(vec![term(Measure::Sum, 0.2, 0.0, Curve::Hinge)], 0.0, Measure::Sum, 0.0),
         pairs(vec![term(Measure::Odds, 1.0, 0.0, plain)], 1.0, Measure::Mean, 0.0),
         pairs(vec![term(Measure::Mean, 2.0, 0.5, plain)], 0.5, Measure::Mean, 0.1),

@@ -33,8 +33,8 @@ use smidgen_formats::peft::ModulePattern;
 use smidgen_hub::{Access, Want};
 use smidgen_ir::{AdamW, DeviceKind, Extent, Objective, Precision, Rank, Workload};
 use smidgen_recipe::{
-    AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, ObjectiveMistake, Optimizer, Recipe, RecipePath,
-    ReferenceMemory, ReferenceUse,
+    AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, ObjectiveMistake, Optimizer, Recipe,
+    RecipePath, ReferenceMemory, ReferenceUse,
 };
 use smidgen_runtime::cuda::gpu_generation::LEAST_WITH_BF16;
 
@@ -384,8 +384,10 @@ fn refuse_objective(recipe: &Recipe, request: &Request) -> Result<(), Failure> {
     }
     if objective.temperature() != 1.0 && request.spec.head.softcap.is_some() {
         let model = &request.spec.model_type;
-        return Err(Failure::recipe(format!("`train.temperature`: `{model}` caps its logits, which cannot be divided"))
-            .hint("write `train.temperature = 1.0`"));
+        return Err(Failure::recipe(format!(
+            "`train.temperature`: `{model}` caps its logits, which cannot be divided"
+        ))
+        .hint("write `train.temperature = 1.0`"));
     }
     Ok(())
 }

@@ -268,7 +268,9 @@ fn ask(
 ) -> Result<Asked, EncodeError> {
     let renders_pairs = template.is_some_and(|template| template.renders_pairs);
     match (example, template.map(|template| &template.kind)) {
-        (Example::Tokens { .. } | Example::Text(_) | Example::Group(_), _) => unreachable!("refused with their format"),
+        (Example::Tokens { .. } | Example::Text(_) | Example::Group(_), _) => {
+            unreachable!("refused with their format")
+        }
         (Example::PromptCompletion { prompt, completion }, Some(kind)) if renders_pairs => match kind {
             TemplateKind::Text(text) => Ok(Asked {
                 prompt: text.render(prompt, None),

@@ -24,16 +24,25 @@ pub fn log_likelihoods<D: Device>(
 ) -> Result<Vec<f64>, Failure> {
     let mut sums = vec![0.0; evaluated_samples(set, limit)];
     let nothing = |_: &mut MicroBatch| {};
-    run_eval_batches(executor, feed, micro_batch, set, limit, part, nothing, |executor, micro_batch, range| {
-        let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
-        on_samples(range.end as usize);
-        let mut samples = range.flat_map(|sample| rows_of(sample as usize));
-        feed.read_row_losses(executor, micro_batch.rows.len(), |loss| {
-            sums[samples.next().expect("every supervised row belongs to a sample")] -= f64::from(loss);
-        })?;
-        assert_eq!(samples.next(), None, "every sample has its rows");
-        Ok(())
-    })?;
+    run_eval_batches(
+        executor,
+        feed,
+        micro_batch,
+        set,
+        limit,
+        part,
+        nothing,
+        |executor, micro_batch, range| {
+            let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
+            on_samples(range.end as usize);
+            let mut samples = range.flat_map(|sample| rows_of(sample as usize));
+            feed.read_row_losses(executor, micro_batch.rows.len(), |loss| {
+                sums[samples.next().expect("every supervised row belongs to a sample")] -= f64::from(loss);
+            })?;
+            assert_eq!(samples.next(), None, "every sample has its rows");
+            Ok(())
+        },
+    )?;
     Ok(sums)
 }
 

@@ -253,8 +253,9 @@ impl ObjectiveNumbers {
         samples: &[u32],
     ) -> Result<f64, Failure> {
         if samples.len() < 2 {
-            return Err(Failure::data("kto compares rows with each other, and a step has only one")
-                .hint("raise `train.batch`; the rows must leave at least two for the last step of an epoch"));
+            return Err(Failure::data("kto compares rows with each other, and a step has only one").hint(
+                "raise `train.batch`; the rows must leave at least two for the last step of an epoch",
+            ));
         }
         let before = samples.iter().cycle().skip(samples.len() - 1);
         let pairs: Vec<(u32, u32)> = samples.iter().copied().zip(before.copied()).collect();
@@ -264,7 +265,10 @@ impl ObjectiveNumbers {
             let mut first = 0;
             while first < pairs.len() {
                 let mut end = first + 1;
-                passes.micro_batch.fill_mismatched(set, &pairs[first..end], most.tokens).map_err(Failure::disk)?;
+                passes
+                    .micro_batch
+                    .fill_mismatched(set, &pairs[first..end], most.tokens)
+                    .map_err(Failure::disk)?;
                 while end < pairs.len() && most.contains(&mismatched_extent(set, &pairs[first..=end])) {
                     end += 1;
                 }
@@ -506,7 +510,8 @@ fn read_cache(path: &Path, sets: [Option<&TokenSet>; 2]) -> Result<[RowsOfSample
         Failure::file("read", path, error)
             .hint("the reference cannot be computed in the middle of a run: start it again")
     })?;
-    let samples = |set: &TokenSet| (0..set.len()).map(|sample| set.supervised(sample) as usize).sum::<usize>();
+    let samples =
+        |set: &TokenSet| (0..set.len()).map(|sample| set.supervised(sample) as usize).sum::<usize>();
     let rows: usize = sets.iter().flatten().map(|set| samples(set)).sum();
     if bytes.len() != 4 * rows {
         let (path, given) = (path.display(), bytes.len() / 4);
