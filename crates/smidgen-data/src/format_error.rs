@@ -85,7 +85,7 @@ impl FormatError {
             FormatError::NotAnObject { .. } => "a row is an object, such as `{\"text\": \"...\"}`",
             FormatError::Unrecognized { fields, .. } => {
                 if fields.contains("`chosen`") {
-                    "pairs have `chosen` and `rejected`, and usually `prompt`"
+                    "pairs have both `chosen` and `rejected`, and usually `prompt`"
                 } else {
                     return Some(format!("{FIELDS_OF_FORMATS}; {}", how_to_name(fields)));
                 }

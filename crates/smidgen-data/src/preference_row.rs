@@ -13,7 +13,8 @@ use serde_json::Value as Json;
 
 use crate::chat_row::{read_messages, wrong_type};
 use crate::example::{Example, Group, GroupKind};
-use crate::format::{Fields, FormatError, read_whole_numbers};
+use crate::format_error::FormatError;
+use crate::row_fields::{Fields, read_whole_numbers};
 use crate::token_record::NOT_SUPERVISED;
 
 pub(crate) fn read_preference(row: &mut Fields<'_>) -> Result<Example, FormatError> {

@@ -38,12 +38,12 @@ mod tests;
 pub use dataset_name::{DATASET_FORMS, DatasetName};
 pub use mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
 pub use model_name::{HfName, MODEL_PATH_FORMS, NoModelPath, PypiName, parse_model_path};
-pub use objective::{Aim, AnswerMean, AnswerSettings, ObjectiveMistake};
+pub use objective::{AnswerMean, AnswerSettings, ObjectiveMistake};
 pub use parse::{RecipeSource, gives_key, parse_recipe, read_recipe, read_recipe_source};
 pub use render::{KeyDifference, differences, render_job, render_key_reference};
 pub use sections::{
-    Adapter, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, MixSource, Model,
-    ModelPath, Output, ProfileChoice, Recipe, RecipePath, Targets, Template, Train, Warmup,
+    Adapter, Aim, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, MixSource,
+    Model, ModelPath, Output, ProfileChoice, Recipe, RecipePath, Targets, Template, Train, Warmup,
 };
 pub use smidgen_ir::words::{
     AdapterKind, AudioOverflow, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask,

@@ -4,37 +4,11 @@
 //! refused by name, because it would change nothing. What TRL has and this program does not is refused too.
 //! Left out: the formulas (`smidgen_ir::objective`).
 
-use crate::sections::{Init, Recipe};
+use crate::sections::{Aim, Init, Recipe};
 use smidgen_ir::Objective;
 use smidgen_ir::objective::{AnswerLoss, Curve, LabelLoss, Measure, PairLoss, PairTerm, RowsNeeded};
+use smidgen_ir::words::ObjectiveKind::{Cpo, Dpo, Grpo, Kto, Orpo, Simpo};
 use smidgen_ir::words::{AdapterKind, Bias, ObjectiveKind, RatioLevel, ReferenceUse, RewardScale};
-
-/// The keys of an objective under `[train]`. `None` is the default of the objective.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Aim {
-    pub reference: Option<ReferenceUse>,
-    pub beta: Option<f64>,
-    pub loss_type: Option<Vec<String>>,
-    pub loss_weights: Option<Vec<f64>>,
-    pub label_smoothing: Option<f64>,
-    pub simpo_gamma: Option<f64>,
-    pub cpo_alpha: Option<f64>,
-    pub alpha: Option<f64>,
-    pub desirable_weight: Option<f64>,
-    pub undesirable_weight: Option<f64>,
-    pub num_generations: Option<usize>,
-    pub num_iterations: Option<usize>,
-    pub max_completion_length: Option<usize>,
-    pub temperature: Option<f64>,
-    pub epsilon: Option<f64>,
-    pub epsilon_high: Option<f64>,
-    pub delta: Option<f64>,
-    pub scale_rewards: Option<RewardScale>,
-    pub importance_sampling_level: Option<RatioLevel>,
-    pub use_bias_correction_kl: Option<bool>,
-}
-
-use ObjectiveKind::{Cpo, Dpo, Grpo, Kto, Orpo, Simpo};
 
 /// The keys that only some objectives read, and which do.
 pub(crate) const APPLICABLE: [(&str, &[ObjectiveKind]); 20] = [

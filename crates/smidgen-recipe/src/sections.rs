@@ -8,12 +8,12 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::objective::Aim;
 use crate::value::parse_count_from_zero;
 use smidgen_ir::Pins;
 use smidgen_ir::words::{
     AdapterKind, AudioOverflow, BaseFormat, Bias, ColumnRole, Compute, DataFormat, EvalTask, LossOn, Master,
-    ObjectiveKind, OnBadRow, Optimizer, Overflow, ReferenceMemory, Schedule,
+    ObjectiveKind, OnBadRow, Optimizer, Overflow, RatioLevel, ReferenceMemory, ReferenceUse, RewardScale,
+    Schedule,
 };
 
 /// What the user asked for, every default filled in: one field per section of a recipe file.
@@ -135,6 +135,31 @@ pub struct Train {
     pub keep: usize,
     /// 0 = off.
     pub early_stop: u64,
+}
+
+/// The keys of an objective under `[train]`. `None` is the default of the objective.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Aim {
+    pub reference: Option<ReferenceUse>,
+    pub beta: Option<f64>,
+    pub loss_type: Option<Vec<String>>,
+    pub loss_weights: Option<Vec<f64>>,
+    pub label_smoothing: Option<f64>,
+    pub simpo_gamma: Option<f64>,
+    pub cpo_alpha: Option<f64>,
+    pub alpha: Option<f64>,
+    pub desirable_weight: Option<f64>,
+    pub undesirable_weight: Option<f64>,
+    pub num_generations: Option<usize>,
+    pub num_iterations: Option<usize>,
+    pub max_completion_length: Option<usize>,
+    pub temperature: Option<f64>,
+    pub epsilon: Option<f64>,
+    pub epsilon_high: Option<f64>,
+    pub delta: Option<f64>,
+    pub scale_rewards: Option<RewardScale>,
+    pub importance_sampling_level: Option<RatioLevel>,
+    pub use_bias_correction_kl: Option<bool>,
 }
 
 /// `[eval]`: how a model is scored.

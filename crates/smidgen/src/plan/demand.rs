@@ -117,7 +117,7 @@ impl DemandShape {
             let longest_evaluated = evaluated.clone().map(TokenSet::longest_together).max().unwrap_or(0);
             let mut tokens = extent.tokens.max(longest_evaluated);
             if compares_divergence {
-                // Prompts with the completions of other rows are packed anew, so any of them may be supervised.
+                // Prompts meet the completions of other rows, so any of their tokens may be supervised.
                 tokens = tokens.max(longest);
                 let mixed = Extent { tokens, rows: tokens, segments: extent.segments, audio: 0 };
                 extent = largest_extent(extent, mixed);
