@@ -31,6 +31,7 @@ pub mod links;
 pub mod load;
 pub mod model;
 pub mod open_file;
+pub mod packed;
 pub mod peft;
 pub mod phi4mm;
 pub mod quantization_claim;

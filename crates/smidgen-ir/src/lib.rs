@@ -15,6 +15,7 @@ mod expert_attributes;
 pub mod graph;
 pub mod grouped_digits;
 mod loss_head;
+pub mod objective;
 pub mod op;
 mod op_attributes;
 mod op_questions;
@@ -24,6 +25,7 @@ pub mod plan;
 pub mod policy;
 pub mod quant;
 pub mod rank;
+mod recurrence;
 pub mod rope;
 pub mod shape;
 pub mod storage;
@@ -43,8 +45,9 @@ pub use graph::{
     Entry, Graph, Lap, Leaf, LeafKind, Node, Phase, Rounded, Slice, Space, Value, ValueId, ValueRole,
 };
 pub use loss_head::{HeadPiece, LossHead};
+pub use objective::Objective;
 pub use op::Op;
-pub use op_attributes::{ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, Norm, RandomPlace};
+pub use op_attributes::{ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, HeadPart, Norm, RandomPlace};
 pub use op_shapes::ShapeError;
 pub use op_table::{Batching, BoundBy, Fusion, Property, Route};
 pub use plan::{
@@ -53,6 +56,7 @@ pub use plan::{
 };
 pub use policy::{Choice, LayerRule, LayerSet, OffloadV1, Order, Pins, Policy, Sharding};
 pub use rank::{Cut, Rank, Shard};
+pub use recurrence::{DecayShape, ScanShape};
 pub use rope::{PositionScale, RopeScaling, RopeSpec, Stretch};
 pub use shape::{Dim, Extent, Shape, Type};
 pub use storage::{Block, Code4, DType, Storage};

@@ -15,6 +15,8 @@ pub enum Activation {
     Gelu,
     /// The gate is a share of up, not an activation.
     Sigmoid,
+    /// The gate itself: the product of two activations.
+    Identity,
     /// min(gate, limit)·sigmoid(alpha·min(gate, limit)), and up is clamped to ±limit, plus 1.
     ClampedSwiglu {
         limit: f32,
@@ -53,6 +55,32 @@ impl fmt::Display for AttentionShape {
             "heads={heads}/{kv_heads} dim={head_dim} scale={scale}{window}{}{sinks}",
             cap_text(*softcap)
         )
+    }
+}
+
+/// Columns of an operand's heads, and where they are placed in each head of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadPart {
+    /// Heads of the operand.
+    pub heads: usize,
+    /// The first of these columns in a head of the operand.
+    pub from: usize,
+    pub columns: usize,
+    /// Their first column in a head of the result.
+    pub to: usize,
+}
+
+impl HeadPart {
+    /// The part that moves gradients of these columns back: from heads of the result, so many, to those of the operand.
+    pub fn reversed(self, heads: usize) -> HeadPart {
+        HeadPart { heads, from: self.to, to: self.from, ..self }
+    }
+}
+
+impl fmt::Display for HeadPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HeadPart { heads, from, columns, to } = self;
+        write!(f, "{from}+{columns} of {heads} at {to}")
     }
 }
 
@@ -121,6 +149,11 @@ pub(crate) fn scale_text(scale: f32) -> String {
 /// A flag in text forms.
 pub(crate) fn flag_text(is_set: bool, text: &'static str) -> &'static str {
     if is_set { text } else { "" }
+}
+
+/// The number of groups of columns in text forms; empty if it is 1.
+pub(crate) fn groups_text(groups: usize) -> String {
+    if groups == 1 { String::new() } else { format!(" groups={groups}") }
 }
 
 pub(crate) fn logits_text(first_word: usize, softcap: Option<f32>) -> String {

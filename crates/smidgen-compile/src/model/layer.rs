@@ -4,8 +4,9 @@
 //! linears and norms a layer has, with their paths below the layer, follows from its description.
 
 use super::experts::ExpertsSpec;
-pub use super::parts::{GatedSpec, LayerLinear, MLP, NormForm, NormSpec};
-use smidgen_ir::{Activation, AttentionShape, Norm};
+pub use super::parts::{GatedNames, GatedSpec, LayerLinear, MLP, NormForm, NormSpec};
+use super::recurrent::RecurrentSpec;
+use smidgen_ir::{Activation, AttentionShape, Norm, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
@@ -35,6 +36,7 @@ pub struct TokenInput {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
     Attention(AttentionSpec),
+    Recurrent(RecurrentSpec),
 }
 
 /// Works on each token separately.
@@ -77,20 +79,76 @@ pub struct AttentionSpec {
     /// The norm of values, head by head and without a weight.
     pub v_norm: Option<Norm>,
     pub source: KeysAndValues,
-    /// Whether the output of each channel is multiplied by the sigmoid of a projection of the input.
-    pub is_gated: bool,
+    pub gate: OutputGate,
     /// Whether each softmax has one more score, a stored number of its head that belongs to no key.
     pub has_sinks: bool,
+    pub paths: AttentionPaths,
+}
+
+/// The paths of an attention below its layer: q, k and v as one linear, each of them, the output, and the norms of queries
+/// and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionPaths {
+    pub fused: &'static str,
+    pub qkv: [&'static str; 3],
+    pub output: &'static str,
+    pub norms: [&'static str; 2],
+}
+
+impl AttentionPaths {
+    pub const USUAL: AttentionPaths = AttentionPaths {
+        fused: "self_attn.qkv_proj",
+        qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        output: "self_attn.o_proj",
+        norms: ["self_attn.q_norm.weight", "self_attn.k_norm.weight"],
+    };
+    pub const LFM2: AttentionPaths = AttentionPaths {
+        output: "self_attn.out_proj",
+        norms: ["self_attn.q_layernorm.weight", "self_attn.k_layernorm.weight"],
+        ..AttentionPaths::USUAL
+    };
+}
+
+/// Where an attention has the gate from whose sigmoid its output is multiplied by, channel by channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputGate {
+    None,
+    /// A projection of its own.
+    Projected,
+    /// The projection of queries, which has for each head its queries and then its gate.
+    OfQueries,
 }
 
 /// Where an attention has its keys and values from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KeysAndValues {
     Projected,
     /// Values are the projected keys, before these are normed and rotated.
     OneProjection,
     /// Those of an earlier layer, normed and rotated.
     OfLayer(usize),
+    /// Projected from a few channels, the latent, which the projection of the input makes.
+    Latent(LatentSpec),
+}
+
+/// Latent attention: keys and values of all heads are projected from a normed latent of few channels, and queries may be
+/// too. Channels of a head that are rotated are apart from the others: those of keys are projected from the input, once
+/// for all heads. Heads are as large as the larger of queries and values; the other ones end with zeros.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// Channels of the latent of queries; `None` means that queries are projected from the input.
+    pub query_rank: Option<usize>,
+    /// Channels of the latent of keys and values.
+    pub rank: usize,
+    /// Channels of a query or key that are not rotated, and of those that are.
+    pub plain: usize,
+    pub rotated: usize,
+    /// Channels of a value.
+    pub value: usize,
+    /// The norm of the latents.
+    pub norm: Norm,
+    /// The rotary embedding, of two channels without a frequency, that scales queries by their position.
+    pub query_scale: Option<usize>,
 }
 
 /// Rotary embeddings by their index in the decoder.
@@ -134,8 +192,13 @@ pub const OUTPUT_GATE: &str = "self_attn.gate_proj";
 pub const TOKEN_GATE: &str = "per_layer_input_gate";
 pub const TOKEN_PROJECTION: &str = "per_layer_projection";
 pub const LAYER_SCALAR: &str = "layer_scalar";
-/// Norms of the queries and of the keys.
-pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
+/// The projection to the latent of queries, its norm, and the projection from it.
+pub const QUERY_LATENT: [&str; 3] =
+    ["self_attn.q_a_proj", "self_attn.q_a_layernorm.weight", "self_attn.q_b_proj"];
+/// The projection to the latent of keys and values and to the rotated channels of keys, the norm of the latent, and the
+/// projection from it.
+pub const LATENT: [&str; 3] =
+    ["self_attn.kv_a_proj_with_mqa", "self_attn.kv_a_layernorm.weight", "self_attn.kv_b_proj"];
 
 impl LayerSpec {
     /// A layer as Llama's: a norm before each block, whole heads rotated by the first rotary embedding, no window, no
@@ -158,11 +221,13 @@ impl LayerSpec {
                 qk_norm: None,
                 v_norm: None,
                 source: KeysAndValues::Projected,
-                is_gated: false,
+                gate: OutputGate::None,
                 has_sinks: false,
+                paths: AttentionPaths::USUAL,
             }),
             feed_forward: FeedForward::Gated(GatedSpec {
                 module: MLP,
+                names: GatedNames::USUAL,
                 width,
                 activation: Activation::Silu,
                 is_fused: false,
@@ -182,12 +247,15 @@ impl LayerSpec {
 
     /// The linears in the order of the forward pass, for a residual stream of `hidden` channels.
     pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
-        let Mixer::Attention(attention) = &self.mixer;
+        let of_mixer = match &self.mixer {
+            Mixer::Attention(attention) => attention.linears(hidden),
+            Mixer::Recurrent(recurrent) => recurrent.linears(hidden),
+        };
         let of_feed_forward = match &self.feed_forward {
             FeedForward::Gated(gated) => gated.linears(hidden),
             FeedForward::Experts(experts) => experts.linears(hidden),
         };
-        let mut linears = [attention.linears(hidden), of_feed_forward].concat();
+        let mut linears = [of_mixer, of_feed_forward].concat();
         if let Some(TokenInput { width, .. }) = self.token_input {
             linears.push(LayerLinear::dense(TOKEN_GATE, width, hidden, false));
             linears.push(LayerLinear::dense(TOKEN_PROJECTION, hidden, width, false));
@@ -195,18 +263,24 @@ impl LayerSpec {
         linears
     }
 
-    /// Tensors that are no linears, with their sizes, for a residual stream of `hidden` channels.
-    pub fn vectors(&self, hidden: usize) -> Vec<(String, usize)> {
+    /// Tensors that are no linears, with their shapes, for a residual stream of `hidden` channels.
+    pub fn tensors(&self, hidden: usize) -> Vec<(String, Shape)> {
         let LayerNorms { before_mixer, after_mixer, before_feed_forward, after_feed_forward } = self.norms;
         let of_input = self.token_input.map(|input| input.norm);
         let of_stream = [before_mixer, after_mixer, before_feed_forward, after_feed_forward, of_input];
-        let mut tensors: Vec<(String, usize)> =
-            of_stream.into_iter().flatten().map(|norm| (format!("{}.weight", norm.path), hidden)).collect();
-        let Mixer::Attention(attention) = &self.mixer;
-        tensors.extend(attention.norm_tensors());
-        tensors.extend(attention.has_sinks.then(|| (SINKS.to_string(), attention.heads)));
-        tensors.extend(self.experts().into_iter().flat_map(|experts| experts.vectors(hidden)));
-        tensors.extend(self.has_scalar.then(|| (LAYER_SCALAR.to_string(), 1)));
+        let vector = |(name, size): (String, usize)| (name, Shape::vector(size));
+        let of_stream = of_stream.into_iter().flatten();
+        let mut tensors: Vec<(String, Shape)> =
+            of_stream.map(|norm| vector((format!("{}.weight", norm.path), hidden))).collect();
+        match &self.mixer {
+            Mixer::Attention(attention) => {
+                tensors.extend(attention.norm_tensors().into_iter().map(vector));
+                tensors.extend(attention.has_sinks.then(|| vector((SINKS.to_string(), attention.heads))));
+            }
+            Mixer::Recurrent(recurrent) => tensors.extend(recurrent.tensors(hidden)),
+        }
+        tensors.extend(self.experts().into_iter().flat_map(|experts| experts.vectors(hidden)).map(vector));
+        tensors.extend(self.has_scalar.then(|| vector((LAYER_SCALAR.to_string(), 1))));
         tensors
     }
 
@@ -214,12 +288,22 @@ impl LayerSpec {
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
+            Mixer::Recurrent(_) => None,
+        }
+    }
+
+    /// The recurrent mixer of the layer, if it has one.
+    pub fn recurrent(&self) -> Option<&RecurrentSpec> {
+        match &self.mixer {
+            Mixer::Recurrent(recurrent) => Some(recurrent),
+            Mixer::Attention(_) => None,
         }
     }
 
     pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
         match &mut self.mixer {
             Mixer::Attention(attention) => Some(attention),
+            Mixer::Recurrent(_) => None,
         }
     }
 
@@ -282,19 +366,24 @@ impl AttentionSpec {
     }
 
     fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
+        if let KeysAndValues::Latent(latent) = self.source {
+            return latent.linears(self, hidden);
+        }
         let [q, kv] = self.rows();
         let input = |path: &str, n| LayerLinear::dense(path, n, hidden, self.qkv_bias);
-        let separate = QKV.1.into_iter().zip([q, kv, kv]).map(|(path, n)| input(path, n));
+        let of_queries = if self.gate == OutputGate::OfQueries { 2 * q } else { q };
+        let separate = self.paths.qkv.into_iter().zip([of_queries, kv, kv]).map(|(path, n)| input(path, n));
         let mut linears = match self.source {
-            KeysAndValues::Projected if self.is_fused => vec![input(QKV.0, q + 2 * kv)],
+            KeysAndValues::Projected if self.is_fused => vec![input(self.paths.fused, q + 2 * kv)],
             KeysAndValues::Projected => separate.collect(),
             KeysAndValues::OneProjection => separate.take(2).collect(),
             KeysAndValues::OfLayer(_) => separate.take(1).collect(),
+            KeysAndValues::Latent(_) => unreachable!("latent attention has its own projections"),
         };
-        if self.is_gated {
+        if self.gate == OutputGate::Projected {
             linears.push(LayerLinear::dense(OUTPUT_GATE, q, hidden, false));
         }
-        linears.push(LayerLinear::dense(ATTENTION_OUTPUT, hidden, q, self.output_bias));
+        linears.push(LayerLinear::dense(self.paths.output, hidden, q, self.output_bias));
         linears
     }
 
@@ -305,17 +394,48 @@ impl AttentionSpec {
             KeysAndValues::OfLayer(_) => {
                 &["self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm"]
             }
-            KeysAndValues::Projected | KeysAndValues::OneProjection => &[],
+            KeysAndValues::Projected | KeysAndValues::OneProjection | KeysAndValues::Latent(_) => &[],
         }
     }
 
     fn norm_tensors(&self) -> Vec<(String, usize)> {
+        if let KeysAndValues::Latent(latent) = self.source {
+            let of_queries = latent.query_rank.map(|rank| (QUERY_LATENT[1].to_string(), rank));
+            return of_queries.into_iter().chain([(LATENT[1].to_string(), latent.rank)]).collect();
+        }
         let Some(QkNorm { over, has_weights: true, .. }) = self.qk_norm else { return vec![] };
         let sizes = match over {
             NormedChannels::Head => [self.head_dim; 2],
             NormedChannels::AllHeads => self.rows(),
         };
         let own = if let KeysAndValues::OfLayer(_) = self.source { 1 } else { 2 };
-        QK_NORMS.into_iter().map(String::from).zip(sizes).take(own).collect()
+        self.paths.norms.into_iter().map(String::from).zip(sizes).take(own).collect()
+    }
+}
+
+impl LatentSpec {
+    /// Channels of a query or a key.
+    pub fn query(&self) -> usize {
+        self.plain + self.rotated
+    }
+
+    fn linears(&self, attention: &AttentionSpec, hidden: usize) -> Vec<LayerLinear> {
+        let (heads, bias) = (attention.heads, attention.qkv_bias);
+        let linear = |path: &str, n, k, bias| LayerLinear::dense(path, n, k, bias);
+        let queries = heads * self.query();
+        let mut linears = match self.query_rank {
+            None => vec![linear(attention.paths.qkv[0], queries, hidden, false)],
+            Some(rank) => {
+                let [to, _, from] = QUERY_LATENT;
+                vec![linear(to, rank, hidden, bias), linear(from, queries, rank, false)]
+            }
+        };
+        let [to, _, from] = LATENT;
+        linears.extend([
+            linear(to, self.rank + self.rotated, hidden, bias),
+            linear(from, heads * (self.plain + self.value), self.rank, false),
+            linear(attention.paths.output, hidden, heads * self.value, attention.output_bias),
+        ]);
+        linears
     }
 }

@@ -7,6 +7,8 @@ pub mod audio;
 pub mod checkpoints;
 pub mod cohere2;
 pub mod config;
+pub mod deepseek_v2;
+pub mod deepseek_v3;
 pub mod experts;
 pub mod family;
 pub mod gemma;
@@ -15,14 +17,19 @@ pub mod gemma3;
 pub mod gemma4;
 pub mod glm4;
 pub mod glm4_moe;
+pub mod glm4_moe_lite;
 pub mod gpt_oss;
 pub mod granite;
 pub mod granitemoe;
+pub mod granitemoehybrid;
+pub mod latent;
 pub mod layer;
+pub mod lfm2;
 pub mod llama;
 pub mod minimax_m2;
 pub mod ministral3;
 pub mod mistral;
+pub mod mistral4;
 pub mod mixtral;
 pub mod muse_glimmer;
 pub mod olmo2;
@@ -35,7 +42,9 @@ pub mod phi4mm;
 pub mod qwen2;
 pub mod qwen2_moe;
 pub mod qwen3;
+pub mod qwen3_5;
 pub mod qwen3_moe;
+pub mod recurrent;
 pub mod routed;
 pub mod seed_oss;
 pub mod smollm3;
@@ -53,6 +62,9 @@ const FAMILIES: &[Family] = &[
     Family::new("llama", llama::read_spec),
     Family::new("qwen2", qwen2::read_spec),
     Family::new("qwen3", qwen3::read_spec),
+    Family::new("qwen3_5_text", qwen3_5::read_spec).with_partial_rotary(),
+    Family::new("qwen3_5_moe_text", qwen3_5::read_moe_spec).with_partial_rotary(),
+    Family::new("qwen3_next", qwen3_5::read_next_spec).with_partial_rotary(),
     Family::new("mistral", mistral::read_spec),
     Family::new("phi3", phi3::read_spec).with_partial_rotary(),
     PHI4_MULTIMODAL,
@@ -62,6 +74,8 @@ const FAMILIES: &[Family] = &[
     Family::new("gemma3_text", gemma3::read_spec).with_overflow_of_f16(),
     Family::new("smollm3", smollm3::read_spec),
     Family::new("granite", granite::read_spec),
+    Family::new("granitemoehybrid", granitemoehybrid::read_spec),
+    Family::new("lfm2", lfm2::read_spec),
     Family::new("olmo2", olmo2::read_spec),
     Family::new("olmo3", olmo3::read_spec),
     Family::new("glm4", glm4::read_spec).with_partial_rotary(),
@@ -79,6 +93,10 @@ const FAMILIES: &[Family] = &[
     Family::new("gpt_oss", gpt_oss::read_spec).with_overflow_of_f16(),
     Family::new("glm4_moe", glm4_moe::read_spec).with_partial_rotary().with_overflow_of_f16(),
     Family::new("minimax_m2", minimax_m2::read_spec).with_partial_rotary(),
+    Family::new("deepseek_v2", deepseek_v2::read_spec),
+    Family::new("deepseek_v3", deepseek_v3::read_spec),
+    Family::new("glm4_moe_lite", glm4_moe_lite::read_spec).with_partial_rotary(),
+    Family::new("mistral4", mistral4::read_spec),
 ];
 
 const PHI4_MULTIMODAL: Family =
@@ -92,6 +110,8 @@ const WRAPPERS: &[(&str, &str, bool)] = &[
     ("gemma4_unified", "gemma4_unified_text", true),
     ("mistral3", "mistral", true),
     ("muse_glimmer", "muse_glimmer_text", false),
+    ("qwen3_5", "qwen3_5_text", false),
+    ("qwen3_5_moe", "qwen3_5_moe_text", false),
 ];
 
 /// The decoder that a `config.json` describes.
@@ -396,12 +416,27 @@ mod tests {
         let small =
             config(family.name, &json!({"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 12}));
         whole.extend(small.as_object().unwrap().clone());
-        if family.name == "ministral3" {
+        // Latent attention has keys of its own for each head.
+        if whole.contains_key("kv_lora_rank") {
+            whole.insert("num_key_value_heads".into(), json!(4));
+            whole.insert("num_experts_per_tok".into(), json!(2));
+            whole.remove("head_dim");
+        }
+        if ["ministral3", "mistral4"].contains(&family.name) {
             let rope = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e6});
             whole.insert("rope_parameters".into(), rope);
         }
         if whole.contains_key("num_kv_shared_layers") {
             whole.insert("num_kv_shared_layers".into(), json!(3));
+        }
+        if family.name == "lfm2" {
+            whole
+                .extend([("full_attn_idxs".into(), json!([1, 3])), ("intermediate_size".into(), json!(900))]);
+        }
+        if family.name == "granitemoehybrid" {
+            let kinds: Vec<&str> =
+                (0..12).map(|layer| if layer % 2 == 0 { "mamba" } else { "attention" }).collect();
+            whole.insert("layer_types".into(), json!(kinds));
         }
         if whole.contains_key("decoder_sparse_step") {
             whole.insert("mlp_only_layers".into(), json!([1]));
@@ -425,7 +460,8 @@ mod tests {
     }
 
     /// Keys that mean nothing without others, or that only other programs read.
-    const UNREAD: [&str; 5] = [
+    const UNREAD: [&str; 6] = [
+        "mamba_chunk_size",
         "max_window_layers",
         "original_max_position_embeddings",
         "pretraining_tp",
@@ -553,8 +589,9 @@ mod tests {
         let refused =
             |model_type: &str, more: Value| read_spec(&config(model_type, &more)).unwrap_err().to_string();
         assert_eq!(
-            refused("llama", json!({"quantization_config": {"quant_method": "gptq"}})),
-            "`quantization_config.quant_method = gptq` in config.json is not supported (supported: bitsandbytes, fp8)"
+            refused("llama", json!({"quantization_config": {"quant_method": "hqq"}})),
+            "`quantization_config.quant_method = hqq` in config.json is not supported \
+             (supported: bitsandbytes, fp8, mxfp4, gptq, awq, compressed-tensors)"
         );
         assert_eq!(
             refused(

@@ -39,6 +39,7 @@ impl NormForm {
 pub struct GatedSpec {
     /// Path of the module below the layer.
     pub module: &'static str,
+    pub names: GatedNames,
     /// Channels of gate and of up.
     pub width: usize,
     pub activation: Activation,
@@ -48,11 +49,27 @@ pub struct GatedSpec {
     pub bias: bool,
 }
 
+/// The names of a feed-forward's linears below its module: gate and up as one linear, each of them, and down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatedNames {
+    pub fused: &'static str,
+    pub separate: [&'static str; 2],
+    pub down: &'static str,
+}
+
+impl GatedNames {
+    pub const USUAL: GatedNames =
+        GatedNames { fused: "gate_up_proj", separate: ["gate_proj", "up_proj"], down: "down_proj" };
+    pub const NUMBERED: GatedNames = GatedNames { fused: "w13", separate: ["w1", "w3"], down: "w2" };
+    pub const INPUT_OUTPUT: GatedNames =
+        GatedNames { fused: "input_linear", down: "output_linear", ..GatedNames::USUAL };
+}
+
 impl GatedSpec {
     /// Paths of gate and up as one linear, of each, and of down.
     pub fn paths(&self) -> (String, [String; 2], String) {
         let path = |name: &str| format!("{}.{name}", self.module);
-        (path("gate_up_proj"), ["gate_proj", "up_proj"].map(path), path("down_proj"))
+        (path(self.names.fused), self.names.separate.map(path), path(self.names.down))
     }
 
     pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {

@@ -18,12 +18,15 @@ pub mod bf16_matmul;
 #[cfg(target_arch = "x86_64")]
 mod bf16_packing;
 pub mod bf16_unit;
+mod block_columns;
 mod cached_attention;
+mod causal_conv;
 mod chunk;
 mod chunk_attention;
 mod columns;
 pub mod convert;
 pub mod counter;
+mod decay;
 mod decode_rows;
 mod decode_span;
 mod direct_matmul;
@@ -49,6 +52,7 @@ pub mod matmul_terms;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod matmul_testing;
 mod norm;
+mod objective;
 mod optimizer;
 mod optimizer8;
 pub mod packing;
@@ -65,8 +69,12 @@ mod run_attention;
 mod run_audio;
 mod run_experts;
 mod run_loss;
+mod run_recurrence;
 mod run_update;
+mod scan;
+mod scan_gradient;
 pub mod simd;
+mod slot_runs;
 pub mod spill;
 #[cfg(target_arch = "x86_64")]
 pub mod split_matmul;
