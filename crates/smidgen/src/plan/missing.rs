@@ -17,7 +17,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ("linear attention", &["linear_num_value_heads", "linear_conv_kernel_dim", "linear_attn_config"]),
     ("recurrent layers", &["lru_width", "rescale_every", "mlstm_round_up_to_multiple_of", "num_hops_per_iteration", "H_cycles"]),
     ("short convolutions", &["conv_L_cache"]),
-    ("latent attention", &["kv_lora_rank", "o_lora_rank"]),
+    ("latents of the output of attention", &["o_lora_rank"]),
     ("attention in chunks", &["attention_chunk_size"]),
     ("sparse attention with an indexer", &["index_topk"]),
     ("more than one residual stream", &["altup_num_inputs", "hc_mult"]),
