@@ -22,12 +22,7 @@ impl Run<'_> {
         let x = self.input_rows(0);
         let reach = match self.input(1).rows {
             Dim::Boundaries => Reach::Samples(self.integers(1)),
-            Dim::Audio(_)
-            | Dim::Tokens
-            | Dim::Tile { .. }
-            | Dim::Rows
-            | Dim::Routed(_)
-            | Dim::Const(_) => {
+            Dim::Audio(_) | Dim::Tokens | Dim::Tile { .. } | Dim::Rows | Dim::Routed(_) | Dim::Const(_) => {
                 Reach::Chunks(self.marks(1))
             }
         };
