@@ -41,7 +41,7 @@ const ROOT_DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING
 
 const LONGEST_FILE_LINES: usize = 650;
 /// Uniform lists that may be longer.
-const LONG_FILES: [&str; 0] = [];
+const LONG_FILES: [&str; 1] = ["crates/smidgen-ir/src/op.rs"];
 /// Files of intrinsics, where the header argues for every `unsafe` block at once.
 const SAFETY_IN_HEADER: [&str; 1] = ["crates/smidgen-runtime/src/cpu/isa_x86.rs"];
 
