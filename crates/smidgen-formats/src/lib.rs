@@ -32,6 +32,7 @@ pub mod links;
 pub mod load;
 pub mod model;
 pub mod open_file;
+pub mod packed;
 pub mod peft;
 pub mod phi4mm;
 pub mod quantization_claim;

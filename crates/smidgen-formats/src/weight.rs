@@ -12,6 +12,7 @@ use crate::gguf::tensor_names::{RowOrder, TensorSource};
 use crate::gguf::{GgufError, GgufFile, GgufTensor};
 use crate::joined::{HeldExpert, JoinedWeight};
 use crate::load::{LoadError, read_tensor_into};
+use crate::packed::PackedWeight;
 use crate::tensor_ref::{TensorRef, read_end_to_end};
 use smidgen_ir::quant;
 use smidgen_ir::{DType, Storage};
@@ -34,6 +35,7 @@ pub enum Weight {
     Plain(TensorRef),
     Bnb(BnbWeight),
     Fp8(Fp8Weight),
+    Packed(PackedWeight),
     Gguf(GgufWeight),
     Merged(MergedWeight),
     Joined(Box<JoinedWeight>),
@@ -129,6 +131,7 @@ impl Weight {
             Weight::Plain(tensor) => Weight::Plain(tensor.hashed(hash, 0)),
             Weight::Bnb(weight) => Weight::Bnb(weight.hashed(hash)),
             Weight::Fp8(weight) => Weight::Fp8(weight.hashed(hash)),
+            Weight::Packed(weight) => Weight::Packed(weight.hashed(hash)),
             Weight::Gguf(weight) => Weight::Gguf(GgufWeight { hash: Some((Arc::clone(hash), 0)), ..weight }),
             Weight::Joined(weight) => Weight::Joined(Box::new(weight.hashed(hash, 0))),
             Weight::Merged(MergedWeight { base, a, b, scale }) => {
@@ -146,7 +149,7 @@ impl Weight {
             Weight::Gguf(weight) => {
                 Weight::Gguf(GgufWeight { hash: Some((Arc::clone(hash), begin)), ..weight })
             }
-            Weight::Bnb(_) | Weight::Fp8(_) | Weight::Merged(_) | Weight::Joined(_) => {
+            Weight::Bnb(_) | Weight::Fp8(_) | Weight::Packed(_) | Weight::Merged(_) | Weight::Joined(_) => {
                 unreachable!("experts are joined from plain tensors and GGUF blocks")
             }
         }
@@ -159,6 +162,7 @@ impl Weight {
             Weight::Plain(tensor) => tensor.bytes(),
             Weight::Bnb(weight) => weight.storage.bytes(rows, columns) as u64,
             Weight::Fp8(weight) => weight.file_bytes(),
+            Weight::Packed(weight) => weight.file_bytes(),
             Weight::Gguf(weight) => weight.tensor().bytes,
             Weight::Joined(weight) => weight.file_bytes(),
             Weight::Merged(merged) => merged.parts().iter().map(|part| part.bytes()).sum(),
@@ -188,6 +192,7 @@ impl Weight {
                 read_end_to_end(&merged.parts(), byte_offset, destination).map_err(LoadError::from)?;
             }
             Weight::Fp8(weight) => weight.read_file(byte_offset, destination).map_err(LoadError::from)?,
+            Weight::Packed(weight) => weight.read_file(byte_offset, destination).map_err(LoadError::from)?,
             Weight::Plain(_) | Weight::Bnb(_) => self.read_stored(byte_offset, destination)?,
         }
         Ok(())
@@ -240,6 +245,7 @@ impl Weight {
             Weight::Plain(tensor) => tensor.shape(),
             Weight::Bnb(weight) => &weight.shape,
             Weight::Fp8(weight) => weight.shape(),
+            Weight::Packed(weight) => weight.shape(),
             Weight::Gguf(weight) => &weight.tensor().dims,
             Weight::Merged(merged) => merged.base.shape(),
             Weight::Joined(weight) => weight.shape(),
@@ -251,6 +257,7 @@ impl Weight {
             Weight::Plain(tensor) => tensor.file_path(),
             Weight::Bnb(weight) => weight.file_path(),
             Weight::Fp8(weight) => weight.file_path(),
+            Weight::Packed(weight) => weight.file_path(),
             Weight::Gguf(weight) => weight.file.path(),
             Weight::Merged(merged) => merged.base.file_path(),
             Weight::Joined(weight) => weight.sources()[0].file_path(),
@@ -262,7 +269,8 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => tensor.element().dtype().map(Storage::Plain),
             Weight::Bnb(weight) => Some(weight.storage),
-            Weight::Fp8(_) => Some(Storage::Fp8Blocks),
+            Weight::Fp8(weight) => Some(weight.storage()),
+            Weight::Packed(weight) => Some(weight.storage()),
             Weight::Gguf(weight) if weight.is_shifted() => Some(Storage::F32),
             Weight::Gguf(weight) => Some(weight.tensor().storage),
             Weight::Merged(merged) => merged.base.element().dtype().map(Storage::Plain),
@@ -275,7 +283,8 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => tensor.element().to_string(),
             Weight::Bnb(weight) => weight.storage.to_string(),
-            Weight::Fp8(_) => Storage::Fp8Blocks.to_string(),
+            Weight::Fp8(weight) => weight.storage().to_string(),
+            Weight::Packed(weight) => weight.storage().to_string(),
             Weight::Gguf(weight) => weight.tensor().storage.to_string(),
             Weight::Merged(merged) => merged.base.element().to_string(),
             Weight::Joined(weight) => weight.sources()[0].element_name(),
@@ -298,6 +307,9 @@ impl Weight {
             Weight::Fp8(weight) => {
                 Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?)
             }
+            Weight::Packed(weight) => {
+                Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?)
+            }
             Weight::Gguf(weight) if !weight.is_shifted() => Ok(weight.read_at(byte_offset, destination)?),
             Weight::Joined(weight) if weight.is_read_as_stored() => {
                 weight.read_stored(byte_offset, destination)
@@ -314,7 +326,7 @@ impl Weight {
         match self {
             Weight::Merged(_) => false,
             Weight::Joined(weight) => weight.is_read_as_stored(),
-            Weight::Plain(_) | Weight::Bnb(_) | Weight::Fp8(_) | Weight::Gguf(_) => true,
+            Weight::Plain(_) | Weight::Bnb(_) | Weight::Fp8(_) | Weight::Packed(_) | Weight::Gguf(_) => true,
         }
     }
 }
@@ -397,6 +409,13 @@ impl<'a> WeightRows<'a> {
                 let (all, _) = self.weight.rows_and_columns();
                 let storage = self.weight.storage().expect("quantized weights have a storage");
                 quant::decode(storage, all, columns, &self.whole, first_row * columns, target);
+            }
+            Weight::Packed(weight) => {
+                let row_bytes = weight.storage().bytes(1, columns);
+                self.scratch.resize(rows * row_bytes, 0);
+                let read = weight.read_stored((first_row * row_bytes) as u64, &mut self.scratch);
+                read.map_err(LoadError::from)?;
+                quant::decode(weight.storage(), rows, columns, &self.scratch, 0, target);
             }
             Weight::Gguf(weight) => {
                 let storage = weight.tensor().storage;

@@ -14,6 +14,7 @@ pub mod cost;
 pub mod graph;
 pub mod grouped_digits;
 mod loss_head;
+pub mod objective;
 pub mod op;
 mod op_attributes;
 mod op_questions;
@@ -42,10 +43,11 @@ pub use graph::{
     Entry, Graph, Lap, Leaf, LeafKind, Node, Phase, Rounded, Slice, Space, Value, ValueId, ValueRole,
 };
 pub use loss_head::{HeadPiece, LossHead};
+pub use objective::Objective;
 pub use op::Op;
 pub use op_attributes::{
-    ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, ExpertRows, Norm, RandomPlace, Router, RouterGroups,
-    RouterScores,
+    ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, ExpertRows, HeadPart, Norm, RandomPlace, Router,
+    RouterGroups, RouterScores,
 };
 pub use op_shapes::ShapeError;
 pub use op_table::{Batching, BoundBy, Fusion, Property, Route};

@@ -11,8 +11,9 @@
 use crate::audio_rows::{PlainActivation, StridedConv};
 use crate::cost::{Cost, Operands, others_share};
 use crate::loss_head::{HeadPiece, LossHead};
+use crate::objective::Objective;
 use crate::op_attributes::{
-    Activation, AdamW, AttentionShape, ExpertRows, Norm, RandomPlace, Router, embed_grad_text,
+    Activation, AdamW, AttentionShape, ExpertRows, HeadPart, Norm, RandomPlace, Router, embed_grad_text,
     expert_rows_text, flag_text, groups_text, logits_text, norm_grad_in_place, norm_text, rank_text,
     scale_text,
 };
@@ -151,6 +152,15 @@ op_table! { forward {
         cost: |step| Cost::moving(2 * step.output_bytes(0)),
         text: format!("{first}+{columns}{}", groups_text(*groups)),
     }
+    /// x_i (rows, C_i) … → (rows, heads·head_dim): columns of the heads of each x, placed in every head of the result, whose
+    /// other columns are zero. An x has as many heads as the result; or one, which is placed in all of them; or, if the
+    /// result is one head, any number, whose sum is placed. The gradient of each x is the same operation.
+    PlaceHeads { heads: usize, head_dim: usize, parts: Vec<HeadPart> } => {
+        name: "place_heads",
+        shape: |rule| rule.place_heads(*heads, *head_dim, parts),
+        is: &[Cheap, TokenLocal],
+        text: format!("{heads}x{head_dim}: {}", parts.iter().map(HeadPart::to_string).collect::<Vec<_>>().join(", ")),
+    }
     /// x (T, C), rows (S) → (S, C)
     GatherRows => {
         name: "gather_rows",
@@ -159,6 +169,7 @@ op_table! { forward {
     /// x (S, C), head (V, C), labels (S), weight (1), `[h (S, R), b (V, R)]` →
     /// `[dx (S, C)]`, `[dh (S, R)]`; updates loss (1), `[db]`, `[dhead]`:
     /// adds weight·Σ NLL to the loss. The gradients are computed in the same pass, while a chunk of logits exists.
+    /// The weight may also be (S) in f32: one for each row.
     LmHeadLoss(head: LossHead) => {
         name: "lm_head_loss",
         shape: |rule| rule.lm_head_loss(head),
@@ -214,6 +225,19 @@ op_table! { forward {
             step.grouped_matmuls([(0, 1, *part)].into_iter().chain(b.map(|b| (b - 1, b, *part))))
         },
         text: expert_rows_text(&[*part], &[lora.unwrap_or(1.0)]),
+    }
+
+    // ── objectives ────────────────────────────────────────────────────────────────────────────────
+
+    /// NLL of rows (S), weight (1), first row of each sequence (G+1), numbers of sequences (G+1, 5),
+    /// `[log-probabilities before (S, 2)]` → weights of rows (S); updates loss (1), figures (8): adds weight · loss and the
+    /// figures of this micro-batch; the weights are those with which Σ weight·NLL has the gradient of weight · loss
+    Objective(objective: Objective) => {
+        name: "objective",
+        shape: |rule| rule.objective(objective),
+        scratch: |step| step.objective(),
+        is: &[Loss],
+        text: objective.to_string(),
     }
 
     // ── audio ─────────────────────────────────────────────────────────────────────────────────────
@@ -335,14 +359,14 @@ op_table! { forward {
         cost: |step| step.traffic() + step.chunked_matmul(1, piece.chunk, 1),
         text: piece.to_string(),
     }
-    /// sums (S, 3) of all pieces, weight (1) → ; updates loss (1), `[losses (S)]`, as for `LmHeadLoss`
+    /// sums (S, 3) of all pieces, weight (1) or (S) → ; updates loss (1), `[losses (S)]`, as for `LmHeadLoss`
     HeadLoss { row_losses: bool } => {
         name: "head_loss",
         shape: |rule| rule.head_loss(*row_losses),
         is: &[Loss],
         text: flag_text(*row_losses, "rows").to_owned(),
     }
-    /// x (S, C), rows of the head (N, C), labels (S), weight (1), sums (S, 3) of all pieces, `[dx (S, C) of the pieces
+    /// x (S, C), rows of the head (N, C), labels (S), weight (1) or (S), sums (S, 3) of all pieces, `[dx (S, C) of the pieces
     /// before, f32]` → dx (S, C): in f32, except that the piece that `ends` it rounds it to the element type of x
     HeadGrad { piece: HeadPiece, ends: bool } => {
         name: "head_grad",

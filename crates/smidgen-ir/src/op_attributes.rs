@@ -137,6 +137,32 @@ impl fmt::Display for AttentionShape {
     }
 }
 
+/// Columns of an operand's heads, and where they are placed in each head of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadPart {
+    /// Heads of the operand.
+    pub heads: usize,
+    /// The first of these columns in a head of the operand.
+    pub from: usize,
+    pub columns: usize,
+    /// Their first column in a head of the result.
+    pub to: usize,
+}
+
+impl HeadPart {
+    /// The part that moves gradients of these columns back: from heads of the result, so many, to those of the operand.
+    pub fn reversed(self, heads: usize) -> HeadPart {
+        HeadPart { heads, from: self.to, to: self.from, ..self }
+    }
+}
+
+impl fmt::Display for HeadPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HeadPart { heads, from, columns, to } = self;
+        write!(f, "{from}+{columns} of {heads} at {to}")
+    }
+}
+
 /// Attributes of an RMS norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {

@@ -228,6 +228,11 @@ impl<'a> StepInputs<'a> {
         )
     }
 
+    /// A GPU needs the numbers of each sequence until all sequences of a micro-batch are done.
+    pub fn objective(&self) -> usize {
+        self.scratch(|_| 0, |gpu| 8 * gpu.size(3).0 * gpu_sizes::OBJECTIVE_COLUMNS)
+    }
+
     /// Scratch for the sum of the squares of some inputs.
     pub fn squares(&self, summed: Range<usize>) -> usize {
         self.scratch(

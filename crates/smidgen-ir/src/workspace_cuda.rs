@@ -10,6 +10,9 @@ use crate::shape::{Extent, Type, align_up};
 use crate::storage::{DType, Storage};
 use crate::target::Precision;
 
+/// Numbers that the kernels of an objective keep for each sequence. Must match `objective.cu`.
+pub const OBJECTIVE_COLUMNS: usize = 16;
+
 /// Scratch of one matmul (cuBLASLt's workspace), for sums that are split along the depth.
 pub const MATMUL_BYTES: usize = 32 << 20;
 /// Rows of a head that are decoded at a time.

@@ -55,6 +55,61 @@ extern "C" __global__ void __launch_bounds__(256)
     add_spans<1>(a, a_stride, b, b_stride, scale, y, y_stride, spans_of_row, spans);
 }
 
+// ── columns of heads, in the heads of y; traffic 2 elements ──────────────────────────────────────
+
+struct PlacedHeads {
+    const act *x;
+    i64 x_stride;
+    act *y;
+    i64 y_stride;
+    // Columns from one head to the next; 0 for x if all heads of y get the same.
+    int rows, x_head, y_head, heads;
+    // How many heads of x are added up, in order.
+    int summed;
+    // Columns that are copied, and with those that become zero after them.
+    int columns, span;
+};
+
+template <int N> __device__ __forceinline__ void place_heads(const PlacedHeads &all) {
+    const i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    const int units = all.span / N;
+    const i64 place = index / units, row = place / all.heads;
+    const int column = N * (int)(index - place * units), head = (int)(place - row * all.heads);
+    if (row >= all.rows)
+        return;
+    act *to = all.y + row * all.y_stride + (i64)head * all.y_head + column;
+    float sum[N];
+    if (column >= all.columns) {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            sum[i] = 0.0f;
+        store_span<N, act>(to, sum);
+        return;
+    }
+    const act *from = all.x + row * all.x_stride + (i64)head * all.x_head + column;
+    if (all.summed == 1) {
+        copy_span<N>(from, to);
+        return;
+    }
+    load_span<N, act>(from, sum);
+    for (int other = 1; other < all.summed; ++other) {
+        float addend[N];
+        load_span<N, act>(from + (i64)other * all.x_head, addend);
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            sum[i] = __fadd_rn(sum[i], addend[i]);
+    }
+    store_span<N, act>(to, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(256) place_heads_eight(const __grid_constant__ PlacedHeads all) {
+    place_heads<8>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(256) place_heads_one(const __grid_constant__ PlacedHeads all) {
+    place_heads<1>(all);
+}
+
 // ── y = s x with a stored number s for each `width` channels; traffic 2 elements ──────────────────
 
 template <int N>

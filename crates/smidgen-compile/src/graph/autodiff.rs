@@ -7,8 +7,8 @@
 //! below the lowest adapted layer, and no weight gradient for frozen weights.
 
 use smidgen_ir::{
-    ByValue, DecayShape, Entry, ExpertRows, Extent, Graph, Node, Norm, Op, Phase, Router, ScanShape, ValueId,
-    ValueSet, ops_without_gradient,
+    ByValue, DecayShape, Entry, ExpertRows, Extent, Graph, HeadPart, Node, Norm, Op, Phase, Router,
+    ScanShape, ValueId, ValueSet, ops_without_gradient,
 };
 
 /// A part of the gradient of a value, times a factor. A factor is carried through linears to their matmuls, so that a
@@ -35,6 +35,12 @@ enum Part {
         d: ValueId,
         first: usize,
         groups: usize,
+    },
+    /// The gradient of some columns of each head, in `d`.
+    Heads {
+        d: ValueId,
+        part: HeadPart,
+        heads: usize,
     },
 }
 
@@ -128,7 +134,8 @@ impl Backward<'_> {
 
     fn sum(&mut self, value: ValueId, contributions: Vec<Contribution>) -> ValueId {
         let (mut inputs, mut scales, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut columns, own_layer, mut term_layer) = (Vec::new(), self.layer, self.layer);
+        let (mut columns, mut of_heads) = (Vec::new(), Vec::new());
+        let (own_layer, mut term_layer) = (self.layer, self.layer);
         let (mut parts, mut of_rows) = (Vec::new(), None);
         for Contribution { part, factor } in contributions {
             match part {
@@ -143,9 +150,11 @@ impl Backward<'_> {
                     }
                 }
                 Part::Columns { d, first, groups } => columns.push((groups, first, d)),
+                Part::Heads { d, part, heads } => of_heads.push((heads, part, d)),
             }
         }
-        values.extend(self.placed_columns(value, columns).into_iter().map(|d| (d, 1.0)));
+        let placed = [self.placed_columns(value, columns), self.placed_heads(value, of_heads)].concat();
+        values.extend(placed.into_iter().map(|d| (d, 1.0)));
         // A sum begins with a value that it need not scale.
         values.sort_by_key(|(_, factor)| *factor != 1.0);
         let (name, mut values) = (self.name_of_gradient(value), values.into_iter());
@@ -199,6 +208,29 @@ impl Backward<'_> {
         placed
     }
 
+    /// Gradients of all columns of a value from those of some columns of its heads: one, unless some of them overlap.
+    fn placed_heads(&mut self, value: ValueId, mut parts: Vec<(usize, HeadPart, ValueId)>) -> Vec<ValueId> {
+        let (_, columns) = self.graph.value(value).ty.shape.at(&Extent::default());
+        let name = self.name_of_gradient(value);
+        let mut placed = Vec::new();
+        while let Some(heads) = parts.iter().map(|(heads, ..)| *heads).next() {
+            parts.sort_by_key(|(_, part, d)| (part.to, *d));
+            let (mut end, mut now, mut inputs) = (0, Vec::new(), Vec::new());
+            parts.retain(|&(own_heads, part, d)| {
+                let fits = own_heads == heads && part.to >= end;
+                if fits {
+                    end = part.to + part.columns;
+                    now.push(part);
+                    inputs.push(d);
+                }
+                !fits
+            });
+            let op = Op::PlaceHeads { heads, head_dim: columns / heads, parts: now };
+            placed.push(self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0]);
+        }
+        placed
+    }
+
     /// Adds scale · dyᵀ·x to the gradient of a trainable matrix.
     fn weight_gradient(&mut self, weight: ValueId, dy: ValueId, x: ValueId, scale: f32) {
         if let Some(gradient) = self.graph.gradient_of(weight) {
@@ -224,6 +256,13 @@ impl Backward<'_> {
                 if let Some(d) = self.gradient(node.outputs[0]) {
                     let part = Part::Columns { d, first: *first, groups: *groups };
                     self.contribute(node.inputs[0], Contribution { part, factor: 1.0 });
+                }
+            }
+            Op::PlaceHeads { heads, parts, .. } => {
+                let Some(d) = self.gradient(node.outputs[0]) else { return };
+                for (x, part) in node.inputs.iter().zip(parts) {
+                    let part = Part::Heads { d, part: part.reversed(*heads), heads: part.heads };
+                    self.contribute(*x, Contribution { part, factor: 1.0 });
                 }
             }
             Op::ScaleBy => self.scale_by(node),
@@ -275,6 +314,8 @@ impl Backward<'_> {
                 }
             }
             Op::ChunkAttention(shape) => self.attention(node, Op::ChunkAttentionGrad(*shape), None),
+            // An objective's weights are constants: the gradient passes through the loss that they weight.
+            Op::Objective(_) => {}
             // They have no trained leaves among their inputs: they only turn positions, choices or sound into inputs of the
             // layers.
             Op::Dispatch { .. }

@@ -224,6 +224,24 @@ impl<'a> Config<'a> {
         self.flags(key)?.map(|flags| self.check_layers(key, flags, layers)).transpose()
     }
 
+    /// A list of words for each layer, by their place in `supported`, where commas separate them.
+    pub fn layer_words(
+        &self,
+        key: &str,
+        layers: usize,
+        supported: &'static str,
+    ) -> Result<Option<Vec<usize>>, ModelError> {
+        let Some(list) = self.typed(key, "a list with a word for each layer", Value::as_array)? else {
+            return Ok(None);
+        };
+        let list = self.check_layers(key, list.iter().collect(), layers)?;
+        let place = |word: &Value| {
+            let found = supported.split(", ").position(|own| word.as_str() == Some(own));
+            found.ok_or_else(|| ModelError::unsupported(key, shortened(word), supported))
+        };
+        Ok(Some(list.into_iter().map(place).collect::<Result<_, _>>()?))
+    }
+
     /// Refuses a list that has not one entry for each layer.
     pub fn check_layers<T>(&self, key: &str, list: Vec<T>, layers: usize) -> Result<Vec<T>, ModelError> {
         if list.len() == layers {

@@ -4,18 +4,18 @@
 //! first ones. Layers that predict further tokens are not trained.
 
 use super::config::Config;
-use super::experts::{ExpertsSpec, SharedExpert};
+use super::experts::ExpertsSpec;
 use super::family::Family;
-use super::layer::{GatedNames, GatedSpec, NormedChannels};
+use super::layer::NormedChannels;
 use super::llama::read_like_llama;
-use super::routed::{activation_of, read_sigmoid_router};
+use super::routed::{further_layers, read_sigmoid_router, read_with_shared};
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let biases = config.flag("attention_bias", false)?;
     let mut spec = read_like_llama(config, family)?;
-    spec.unread_layers = config.count("num_nextn_predict_layers")?.unwrap_or(0);
+    spec.unread_layers = further_layers(config)?;
     let (experts, dense) = read_experts(config, &spec)?;
     if config.flag("use_qk_norm", false)? {
         spec = spec.with_qk_norms(NormedChannels::Head);
@@ -27,19 +27,6 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
 /// Experts as those of DeepSeek-V3, with shared ones as one feed-forward, and the number of first layers without experts.
 pub fn read_experts(config: &Config<'_>, spec: &DecoderSpec) -> Result<(ExpertsSpec, usize), ModelError> {
     let router = read_sigmoid_router(config, &["n_routed_experts", "num_local_experts"])?;
-    let (width, activation) = (config.required_dimension("moe_intermediate_size")?, activation_of(spec));
-    let shared = config.count("n_shared_experts")?.unwrap_or(0);
-    let gated = GatedSpec {
-        module: "mlp.shared_experts",
-        names: GatedNames::USUAL,
-        width: shared * width,
-        activation,
-        is_fused: false,
-        bias: false,
-    };
-    let experts = ExpertsSpec {
-        shared: (shared > 0).then_some(SharedExpert { gated, gate: None }),
-        ..ExpertsSpec::like_qwen(router, width, activation)
-    };
+    let experts = read_with_shared(config, spec, router, false)?;
     Ok((experts, config.count("first_k_dense_replace")?.unwrap_or(0)))
 }

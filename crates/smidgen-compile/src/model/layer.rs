@@ -136,13 +136,35 @@ pub enum OutputGate {
 }
 
 /// Where an attention has its keys and values from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KeysAndValues {
     Projected,
     /// Values are the projected keys, before these are normed and rotated.
     OneProjection,
     /// Those of an earlier layer, normed and rotated.
     OfLayer(usize),
+    /// Projected from a few channels, the latent, which the projection of the input makes.
+    Latent(LatentSpec),
+}
+
+/// Latent attention: keys and values of all heads are projected from a normed latent of few channels, and queries may be
+/// too. Channels of a head that are rotated are apart from the others: those of keys are projected from the input, once
+/// for all heads. Heads are as large as the larger of queries and values; the other ones end with zeros.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// Channels of the latent of queries; `None` means that queries are projected from the input.
+    pub query_rank: Option<usize>,
+    /// Channels of the latent of keys and values.
+    pub rank: usize,
+    /// Channels of a query or key that are not rotated, and of those that are.
+    pub plain: usize,
+    pub rotated: usize,
+    /// Channels of a value.
+    pub value: usize,
+    /// The norm of the latents.
+    pub norm: Norm,
+    /// The rotary embedding, of two channels without a frequency, that scales queries by their position.
+    pub query_scale: Option<usize>,
 }
 
 /// Rotary embeddings by their index in the decoder.
@@ -231,6 +253,13 @@ pub const OUTPUT_GATE: &str = "self_attn.gate_proj";
 pub const TOKEN_GATE: &str = "per_layer_input_gate";
 pub const TOKEN_PROJECTION: &str = "per_layer_projection";
 pub const LAYER_SCALAR: &str = "layer_scalar";
+/// The projection to the latent of queries, its norm, and the projection from it.
+pub const QUERY_LATENT: [&str; 3] =
+    ["self_attn.q_a_proj", "self_attn.q_a_layernorm.weight", "self_attn.q_b_proj"];
+/// The projection to the latent of keys and values and to the rotated channels of keys, the norm of the latent, and the
+/// projection from it.
+pub const LATENT: [&str; 3] =
+    ["self_attn.kv_a_proj_with_mqa", "self_attn.kv_a_layernorm.weight", "self_attn.kv_b_proj"];
 
 impl LayerSpec {
     /// A layer as Llama's: a norm before each block, whole heads rotated by the first rotary embedding, no window, no
@@ -408,6 +437,9 @@ impl AttentionSpec {
     }
 
     fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
+        if let KeysAndValues::Latent(latent) = self.source {
+            return latent.linears(self, hidden);
+        }
         let [q, kv] = self.rows();
         let input = |path: &str, n| LayerLinear::dense(path, n, hidden, self.qkv_bias);
         let of_queries = if self.gate == OutputGate::OfQueries { 2 * q } else { q };
@@ -417,6 +449,7 @@ impl AttentionSpec {
             KeysAndValues::Projected => separate.collect(),
             KeysAndValues::OneProjection => separate.take(2).collect(),
             KeysAndValues::OfLayer(_) => separate.take(1).collect(),
+            KeysAndValues::Latent(_) => unreachable!("latent attention has its own projections"),
         };
         if self.gate == OutputGate::Projected {
             linears.push(LayerLinear::dense(OUTPUT_GATE, q, hidden, false));
@@ -432,11 +465,15 @@ impl AttentionSpec {
             KeysAndValues::OfLayer(_) => {
                 &["self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm"]
             }
-            KeysAndValues::Projected | KeysAndValues::OneProjection => &[],
+            KeysAndValues::Projected | KeysAndValues::OneProjection | KeysAndValues::Latent(_) => &[],
         }
     }
 
     fn norm_tensors(&self) -> Vec<(String, usize)> {
+        if let KeysAndValues::Latent(latent) = self.source {
+            let of_queries = latent.query_rank.map(|rank| (QUERY_LATENT[1].to_string(), rank));
+            return of_queries.into_iter().chain([(LATENT[1].to_string(), latent.rank)]).collect();
+        }
         let Some(QkNorm { over, has_weights: true, .. }) = self.qk_norm else { return vec![] };
         let sizes = match over {
             NormedChannels::Head => [self.head_dim; 2],
@@ -444,6 +481,33 @@ impl AttentionSpec {
         };
         let own = if let KeysAndValues::OfLayer(_) = self.source { 1 } else { 2 };
         self.paths.norms.into_iter().map(String::from).zip(sizes).take(own).collect()
+    }
+}
+
+impl LatentSpec {
+    /// Channels of a query or a key.
+    pub fn query(&self) -> usize {
+        self.plain + self.rotated
+    }
+
+    fn linears(&self, attention: &AttentionSpec, hidden: usize) -> Vec<LayerLinear> {
+        let (heads, bias) = (attention.heads, attention.qkv_bias);
+        let linear = |path: &str, n, k, bias| LayerLinear::dense(path, n, k, bias);
+        let queries = heads * self.query();
+        let mut linears = match self.query_rank {
+            None => vec![linear(attention.paths.qkv[0], queries, hidden, false)],
+            Some(rank) => {
+                let [to, _, from] = QUERY_LATENT;
+                vec![linear(to, rank, hidden, bias), linear(from, queries, rank, false)]
+            }
+        };
+        let [to, _, from] = LATENT;
+        linears.extend([
+            linear(to, self.rank + self.rotated, hidden, bias),
+            linear(from, heads * (self.plain + self.value), self.rank, false),
+            linear(attention.paths.output, hidden, heads * self.value, attention.output_bias),
+        ]);
+        linears
     }
 }
 

@@ -7,6 +7,8 @@ pub mod audio;
 pub mod checkpoints;
 pub mod cohere2;
 pub mod config;
+pub mod deepseek_v2;
+pub mod deepseek_v3;
 pub mod experts;
 pub mod family;
 pub mod gemma;
@@ -15,16 +17,19 @@ pub mod gemma3;
 pub mod gemma4;
 pub mod glm4;
 pub mod glm4_moe;
+pub mod glm4_moe_lite;
 pub mod gpt_oss;
 pub mod granite;
 pub mod granitemoe;
 pub mod granitemoehybrid;
+pub mod latent;
 pub mod layer;
 pub mod lfm2;
 pub mod llama;
 pub mod minimax_m2;
 pub mod ministral3;
 pub mod mistral;
+pub mod mistral4;
 pub mod mixtral;
 pub mod muse_glimmer;
 pub mod olmo2;
@@ -87,6 +92,10 @@ const FAMILIES: &[Family] = &[
     Family::new("gpt_oss", gpt_oss::read_spec).with_overflow_of_f16(),
     Family::new("glm4_moe", glm4_moe::read_spec).with_partial_rotary().with_overflow_of_f16(),
     Family::new("minimax_m2", minimax_m2::read_spec).with_partial_rotary(),
+    Family::new("deepseek_v2", deepseek_v2::read_spec),
+    Family::new("deepseek_v3", deepseek_v3::read_spec),
+    Family::new("glm4_moe_lite", glm4_moe_lite::read_spec).with_partial_rotary(),
+    Family::new("mistral4", mistral4::read_spec),
 ];
 
 const PHI4_MULTIMODAL: Family =
@@ -406,7 +415,13 @@ mod tests {
         let small =
             config(family.name, &json!({"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 12}));
         whole.extend(small.as_object().unwrap().clone());
-        if family.name == "ministral3" {
+        // Latent attention has keys of its own for each head.
+        if whole.contains_key("kv_lora_rank") {
+            whole.insert("num_key_value_heads".into(), json!(4));
+            whole.insert("num_experts_per_tok".into(), json!(2));
+            whole.remove("head_dim");
+        }
+        if ["ministral3", "mistral4"].contains(&family.name) {
             let rope = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e6});
             whole.insert("rope_parameters".into(), rope);
         }
@@ -573,8 +588,9 @@ mod tests {
         let refused =
             |model_type: &str, more: Value| read_spec(&config(model_type, &more)).unwrap_err().to_string();
         assert_eq!(
-            refused("llama", json!({"quantization_config": {"quant_method": "gptq"}})),
-            "`quantization_config.quant_method = gptq` in config.json is not supported (supported: bitsandbytes, fp8)"
+            refused("llama", json!({"quantization_config": {"quant_method": "hqq"}})),
+            "`quantization_config.quant_method = hqq` in config.json is not supported \
+             (supported: bitsandbytes, fp8, mxfp4, gptq, awq, compressed-tensors)"
         );
         assert_eq!(
             refused(

@@ -3,9 +3,9 @@
 //!
 //! Left out: what a family adds, which its own file reads.
 
-use super::config::Config;
-use super::experts::ExpertsSpec;
-use super::layer::{FeedForward, LayerSpec};
+use super::config::{Config, MOST_CHANNELS};
+use super::experts::{ExpertsSpec, SharedExpert};
+use super::layer::{FeedForward, GatedNames, GatedSpec, LayerSpec};
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use serde_json::json;
@@ -69,6 +69,40 @@ pub fn read_sigmoid_router(config: &Config<'_>, keys: &[&'static str]) -> Result
         ..read_router(config, keys)?
     };
     router.checked()
+}
+
+/// Layers behind the last one that predict further tokens: published checkpoints have them, and they are not read.
+pub fn further_layers(config: &Config<'_>) -> Result<usize, ModelError> {
+    let own = config.count("num_nextn_predict_layers")?;
+    Ok(own.or(config.count("num_mtp_layers")?).unwrap_or(0))
+}
+
+/// Experts of a router with the sizes of DeepSeek's configs: `n_shared_experts` are one feed-forward for every token.
+pub fn read_with_shared(
+    config: &Config<'_>,
+    spec: &DecoderSpec,
+    router: Router,
+    shared_bias: bool,
+) -> Result<ExpertsSpec, ModelError> {
+    let width = config.dimension("moe_intermediate_size")?;
+    let width = width.ok_or(ModelError::Missing { key: "moe_intermediate_size" })?;
+    let (activation, shared) = (activation_of(spec), config.count("n_shared_experts")?.unwrap_or(0));
+    if shared > MOST_EXPERTS || shared * width > MOST_CHANNELS {
+        let supported = "shared experts with up to 4194304 channels in all";
+        return Err(ModelError::unsupported("n_shared_experts", shared.to_string(), supported));
+    }
+    let gated = GatedSpec {
+        module: "mlp.shared_experts",
+        names: GatedNames::USUAL,
+        width: shared * width,
+        activation,
+        is_fused: false,
+        bias: shared_bias,
+    };
+    Ok(ExpertsSpec {
+        shared: (shared > 0).then_some(SharedExpert { gated, gate: None }),
+        ..ExpertsSpec::like_qwen(router, width, activation)
+    })
 }
 
 /// The groups of a router, if there is more than one; a group counts as much as so many of its best experts.

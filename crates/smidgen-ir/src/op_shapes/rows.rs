@@ -3,6 +3,7 @@
 //! So the rows may be those of tokens, of supervised tokens or of audio.
 
 use super::{Rule, ShapeError};
+use crate::op_attributes::HeadPart;
 use crate::shape::{Dim, Shape, Type};
 use crate::storage::{DType, Storage};
 
@@ -176,6 +177,32 @@ impl Rule<'_> {
         }
         self.require(end <= columns, || format!("parts up to {end} of {columns} columns"))?;
         Ok(vec![self.like_first(Shape::of(rows, groups * columns))])
+    }
+
+    /// Parts are in the order of their places and do not overlap there.
+    pub(crate) fn place_heads(
+        &self,
+        heads: usize,
+        head_dim: usize,
+        parts: &[HeadPart],
+    ) -> Result<Vec<Type>, ShapeError> {
+        self.count(parts.len(), 0)?;
+        self.require(!parts.is_empty(), || "no parts".into())?;
+        let ((rows, _), mut end) = (self.activation(0)?, 0);
+        for (index, part) in parts.iter().enumerate() {
+            let (part_rows, channels) = self.activation(index)?;
+            self.equal("rows", part_rows, rows)?;
+            let is_matched = part.heads == heads || part.heads == 1 || (heads == 1 && part.heads > 0);
+            let fits = is_matched
+                && channels.is_multiple_of(part.heads)
+                && part.columns > 0
+                && part.from + part.columns <= channels / part.heads;
+            self.require(fits, || format!("{part} for {heads} heads, of {channels} channels"))?;
+            self.require(part.to >= end, || format!("{part}, where the part before ends at {end}"))?;
+            end = part.to + part.columns;
+        }
+        self.require(heads > 0 && end <= head_dim, || format!("parts up to {end} of {head_dim} channels"))?;
+        Ok(vec![self.like_first(Shape::of(rows, heads * head_dim))])
     }
 
     /// The weight of a norm, or the size of its groups if it has none.

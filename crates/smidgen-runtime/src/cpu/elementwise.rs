@@ -10,6 +10,7 @@ use super::counter::{channel_bits, row_key};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Isa, LANES, for_each_block, kernel, sum_lanes};
 use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
+use smidgen_ir::HeadPart;
 
 /// y = a + scale * b. `y` may be `a` or `b`.
 pub fn add(a: Src<f32>, b: Src<f32>, scale: f32, y: Dst<f32>) {
@@ -39,6 +40,28 @@ pub fn place_columns(x: SrcRows, (end, first): (usize, usize), y: DstRows) {
         let y = y.row(row);
         y.part(end, first - end).fill_zero();
         y.part(first, x.columns()).copy_from(x.row(row));
+    });
+}
+
+/// Each head of y becomes the columns `from` on of a head of x, at `to`; `end` is where the part before ends, and the
+/// columns between are zero. x has as many heads as y, or one for all of them, or several whose sum is the one head of y.
+pub fn place_heads(x: SrcRows, part: &HeadPart, end: usize, y: DstRows, heads: usize) {
+    assert_eq!(x.rows(), y.rows());
+    assert_disjoint("place_heads", y, [x.into()]);
+    let (x_width, y_width) = (x.columns() / part.heads, y.columns() / heads);
+    let summed = if heads == 1 { part.heads } else { 1 };
+    for_each_row(y.rows(), y.columns(), |row| {
+        let (x, y) = (x.row(row), y.row(row));
+        let of_head = |head: usize| x.part(head * x_width + part.from, part.columns);
+        for head in 0..heads {
+            let y = y.part(head * y_width, y_width);
+            y.part(end, part.to - end).fill_zero();
+            let y = y.part(part.to, part.columns);
+            y.copy_from(of_head(if part.heads == 1 { 0 } else { head }));
+            for other in (1..summed).map(of_head) {
+                (0..part.columns).for_each(|at| y.set(at, y.src().get(at) + other.get(at)));
+            }
+        }
     });
 }
 

@@ -18,6 +18,7 @@ pub mod bf16_matmul;
 #[cfg(target_arch = "x86_64")]
 mod bf16_packing;
 pub mod bf16_unit;
+mod block_columns;
 mod cached_attention;
 mod causal_conv;
 mod chunk;
@@ -51,6 +52,7 @@ pub mod matmul_terms;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod matmul_testing;
 mod norm;
+mod objective;
 mod optimizer;
 mod optimizer8;
 pub mod packing;

@@ -24,7 +24,7 @@ use super::{Units, act, audio_conv, elementwise, embed, norm, plain_act};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::workspace_cpu::aligned_floats;
-use smidgen_ir::{DType, Extent, Norm, Op, Precision, Space, Storage, transfer_ops};
+use smidgen_ir::{DType, Extent, HeadPart, Norm, Op, Precision, Space, Storage, transfer_ops};
 
 pub fn run_step(
     arena: &Arena,
@@ -74,6 +74,9 @@ pub fn run_step(
             let (x, y) = (run.floats(run.input(0)), run.floats_mut(run.output(0)).rows(*columns));
             elementwise::slice_columns(x.rows(run.input(0).columns / groups), *first, y);
         }
+        Op::PlaceHeads { heads, head_dim, parts } => {
+            run.place_heads(*heads, *head_dim, parts);
+        }
         Op::PlaceColumns { firsts, columns, groups } => run.place_columns(firsts, *columns, *groups),
         Op::ScaleBy => elementwise::scale_by(run.input_rows(0), run.stored(run.input(1)), run.output_rows(0)),
         Op::ScaleByGrad => {
@@ -82,6 +85,7 @@ pub fn run_step(
         }
         Op::GatherRows => elementwise::gather_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::LmHeadLoss(head) => run.lm_head_loss(head),
+        Op::Objective(objective) => run.objective(objective),
         Op::HeadSums(piece) => run.head_sums(piece),
         Op::HeadLoss { row_losses } => run.head_loss(*row_losses),
         Op::HeadGrad { piece, .. } => run.head_grad(piece),
@@ -235,6 +239,17 @@ impl Run<'_> {
         }
         for row in 0..y.rows() {
             y.row(row).part(end, columns - end).fill_zero();
+        }
+    }
+
+    fn place_heads(&self, heads: usize, head_dim: usize, parts: &[HeadPart]) {
+        let (y, mut end) = (self.output_rows(0), 0);
+        for (index, part) in parts.iter().enumerate() {
+            elementwise::place_heads(self.input_rows(index), part, end, y, heads);
+            end = part.to + part.columns;
+        }
+        for row in (0..y.rows()).filter(|_| end < head_dim) {
+            (0..heads).for_each(|head| y.row(row).part(head * head_dim + end, head_dim - end).fill_zero());
         }
     }
 

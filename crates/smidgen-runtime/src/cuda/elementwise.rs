@@ -2,11 +2,13 @@
 //!
 //! Dropout drops exactly the elements that the CPU drops: threshold and scale are computed in the same way.
 
+use super::matmul::Matrix;
 use super::modules::KernelFile;
 use super::norm::add_partial_rows;
-use super::spans::{MatrixAddress, SPAN, Spans, THREADS, count, int, stored_dtype};
+use super::spans::{MatrixAddress, SPAN, Spans, THREADS, count, grid_over, int, stored_dtype};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
+use smidgen_ir::HeadPart;
 use smidgen_ir::workspace_cuda::{BIAS_ROWS_PER_PARTIAL, NORM_GROUPS_PER_PARTIAL, rows_per_partial};
 
 pub const FILE: KernelFile = KernelFile {
@@ -19,6 +21,8 @@ pub const FILE: KernelFile = KernelFile {
         "scale_by_one",
         "dot_partials",
         "sink_partials",
+        "place_heads_eight",
+        "place_heads_one",
         "gather_rows_eight",
         "gather_rows_one",
         "scatter_rows_eight",
@@ -54,6 +58,68 @@ pub fn add(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), Device
         spans.spans,
     ];
     stage.launch(spans.form("add_eight", "add_one"), grid, THREADS, 0, &args)
+}
+
+/// Must match the struct in `elementwise.cu`.
+#[repr(C)]
+struct PlacedHeads {
+    x: u64,
+    x_stride: i64,
+    y: u64,
+    y_stride: i64,
+    rows: i32,
+    /// Columns from one head of x to the next: 0 if all heads of y get the same.
+    x_head: i32,
+    y_head: i32,
+    heads: i32,
+    summed: i32,
+    columns: i32,
+    span: i32,
+}
+
+/// Columns of the heads of each input, in each head of the output. A launch also zeros the columns up to the next part.
+pub fn place_heads(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    heads: usize,
+    head_dim: usize,
+    parts: &[HeadPart],
+) -> Result<(), DeviceError> {
+    let (y, rows) = (stage.matrix(&step.outputs[0]), stage.rows(&step.outputs[0]));
+    let launch = |x: Matrix, x_head: usize, summed: usize, to: usize, columns: usize, span: usize| {
+        let y = y.at(0, to);
+        let sizes = [x.stride, x_head, y.stride, head_dim, columns, span];
+        let addresses = [x.pointer, y.pointer];
+        let aligned = sizes.iter().all(|size| size.is_multiple_of(SPAN))
+            && addresses.iter().all(|address| address.is_multiple_of(16));
+        let unit = if aligned { SPAN } else { 1 };
+        let Some(grid) = grid_over(rows * heads * span / unit) else { return Ok(()) };
+        let placed = PlacedHeads {
+            x: x.pointer,
+            x_stride: x.stride as i64,
+            y: y.pointer,
+            y_stride: y.stride as i64,
+            rows: rows as i32,
+            x_head: x_head as i32,
+            y_head: head_dim as i32,
+            heads: heads as i32,
+            summed: summed as i32,
+            columns: columns as i32,
+            span: span as i32,
+        };
+        let kernel = if aligned { "place_heads_eight" } else { "place_heads_one" };
+        stage.launch_structure(kernel, grid, THREADS, 0, &placed, &[])
+    };
+    // Copies no column, and zeros those before the first part.
+    launch(stage.matrix(&step.inputs[0]), 0, 1, 0, 0, parts[0].to)?;
+    let ends = parts[1..].iter().map(|part| part.to).chain([head_dim]);
+    for ((operand, part), end) in step.inputs.iter().zip(parts).zip(ends) {
+        let x = stage.matrix(operand).at(0, part.from);
+        let x_head = if part.heads == 1 { 0 } else { operand.columns / part.heads };
+        let summed = if heads == 1 { part.heads } else { 1 };
+        launch(x, x_head, summed, part.to, part.columns, end - part.to)?;
+    }
+    Ok(())
 }
 
 /// y = s·x, with a number of s for each of several groups of channels.

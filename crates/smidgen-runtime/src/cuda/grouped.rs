@@ -55,6 +55,13 @@ pub const GGUF_FILE: KernelFile = KernelFile {
         "grouped_q4_k",
         "grouped_q5_k",
         "grouped_q6_k",
+        "grouped_q2_k",
+        "grouped_q3_k",
+        "grouped_iq4_nl",
+        "grouped_iq4_xs",
+        "grouped_mxfp4",
+        "grouped_int4_by_32",
+        "grouped_int4_by_128",
     ],
 };
 
@@ -293,6 +300,13 @@ fn kernel_of(storage: Storage) -> &'static str {
         Storage::Gguf(Block::Q4K) => "grouped_q4_k",
         Storage::Gguf(Block::Q5K) => "grouped_q5_k",
         Storage::Gguf(Block::Q6K) => "grouped_q6_k",
+        Storage::Gguf(Block::Q2K) => "grouped_q2_k",
+        Storage::Gguf(Block::Q3K) => "grouped_q3_k",
+        Storage::Gguf(Block::Iq4Nl) => "grouped_iq4_nl",
+        Storage::Gguf(Block::Iq4Xs) => "grouped_iq4_xs",
+        Storage::Gguf(Block::Mxfp4) => "grouped_mxfp4",
+        Storage::Gguf(Block::Int4By32) => "grouped_int4_by_32",
+        Storage::Gguf(Block::Int4By128) => "grouped_int4_by_128",
         Storage::Plain(DType::F64 | DType::I32 | DType::U64) | Storage::Dynamic8 { .. } => {
             unreachable!("`check` refuses real numbers stored as {storage}")
         }

@@ -44,6 +44,7 @@ pub mod modules;
 mod nccl_watch;
 pub mod norm;
 pub mod nvml;
+mod objective;
 mod operands;
 pub mod optimizer;
 mod own_memory;

@@ -9,7 +9,7 @@ use super::stage::Stage;
 use super::{
     act, attention, attention_hopper, audio, audio_conv, cached_attention, causal_conv, chunk_attention,
     columns, decode, elementwise, embed, experts, few_rows, fourier, fp8, grouped, head, head_pieces,
-    layer_norm, linear, loss, norm, operands, optimizer, plain_act, rope, scan, thin,
+    layer_norm, linear, loss, norm, objective, operands, optimizer, plain_act, rope, scan, thin,
 };
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{AttentionShape, DeviceKind, Entry, Extent, Op, Storage, transfer_ops};
@@ -19,7 +19,7 @@ pub fn files() -> Vec<KernelFile> {
     let of_audio = [audio::FILE, audio_conv::FILE, layer_norm::FILE, plain_act::FILE];
     let of_attention = attention::FILES.into_iter().chain(chunk_attention::FILES);
     let of_experts = [experts::FILE, grouped::FILE, grouped::GGUF_FILE];
-    let others = [few_rows::FILE, fp8::FILE, fp8::MATMUL_FILE, thin::FILE];
+    let others = [few_rows::FILE, fp8::FILE, fp8::MATMUL_FILE, objective::FILE, thin::FILE];
     let of_recurrence = scan::FILES.into_iter().chain([scan::DECAY_FILE, causal_conv::FILE]);
     let of_layers = of_attention.chain(of_experts).chain(of_recurrence);
     files_of_every_plan().into_iter().chain(of_layers).chain(others).chain(of_audio).collect()
@@ -52,6 +52,9 @@ pub fn files_of(op: &Op) -> Vec<KernelFile> {
     }
     if let Op::CachedAttention(_) = op {
         return vec![few_rows::FILE];
+    }
+    if let Op::Objective(_) = op {
+        return vec![objective::FILE];
     }
     if let Op::PlaceRows { .. } | Op::TakeRows = op {
         return vec![audio::FILE];
@@ -152,10 +155,14 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::Attention(shape) => attention::attention(stage, step, shape),
         Op::GatedAct(kind) => act::gated_act(stage, step, *kind, roundings),
         Op::Add { scale } => elementwise::add(stage, step, *scale),
+        Op::PlaceHeads { heads, head_dim, parts } => {
+            elementwise::place_heads(stage, step, *heads, *head_dim, parts)
+        }
         Op::ScaleBy => elementwise::scale_by(stage, step),
         Op::ScaleByGrad => elementwise::scale_by_grad(stage, step),
         Op::GatherRows => elementwise::gather_rows(stage, step),
         Op::LmHeadLoss(head) => head::lm_head_loss(stage, step, head),
+        Op::Objective(objective) => objective::objective(stage, step, objective),
         Op::HeadSums(piece) => head_pieces::head_sums(stage, step, piece),
         Op::HeadLoss { row_losses } => head_pieces::head_loss(stage, step, *row_losses),
         Op::HeadGrad { piece, ends } => head_pieces::head_grad(stage, step, piece, *ends),

@@ -36,6 +36,7 @@ mod loss_examples;
 mod matmul;
 mod nccl_one_rank;
 mod numbers;
+mod objective_examples;
 mod offload_changes_nothing;
 mod optimizer8_fixtures;
 mod quant_fixtures;

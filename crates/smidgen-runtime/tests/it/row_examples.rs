@@ -4,7 +4,7 @@
 
 use crate::draft::Draft;
 use crate::examples::{Example, gradient};
-use smidgen_ir::{Activation, DType, Dim, Norm, Op, PlainActivation};
+use smidgen_ir::{Activation, DType, Dim, HeadPart, Norm, Op, PlainActivation};
 
 const STORED: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
@@ -54,6 +54,10 @@ pub fn examples() -> Vec<Example> {
         columns_of_each_layer(&[(0, 8), (8, 8), (16, 8)], 24),
         columns_of_each_layer(&[(3, 4), (11, 5)], 19),
         columns_of_each_layer(&[(0, 9), (4, 9), (9, 3)], 13),
+        heads_with_shared_columns(3, 5, 2, 4, 9),
+        heads_with_shared_columns(4, 16, 8, 16, 32),
+        sum_of_heads(3, 7, 2, 3),
+        sum_of_heads(8, 24, 8, 8),
         columns_of_each_head(3, 8, [(0, 4), (4, 4)]),
         columns_of_each_head(2, 11, [(1, 3), (5, 4)]),
     ]);
@@ -273,6 +277,29 @@ fn columns_of_each_layer(parts: &[(usize, usize)], width: usize) -> Example {
     }
     let subject = draft.gradient_of(&format!("columns {parts:?} of {width}"), y.unwrap());
     gradient(&["slice_columns", "place_columns"], subject)
+}
+
+/// As keys and values of latent attention: heads of `own` and `shared` columns, filled up with zeros to `width`, and others of
+/// the `value` columns behind the own ones.
+fn heads_with_shared_columns(heads: usize, own: usize, shared: usize, value: usize, width: usize) -> Example {
+    let mut draft = Draft::new(&[9], 1);
+    let (x, all) = (draft.tokens("x", heads * (own + value)), draft.tokens("shared", shared + 1));
+    let part = |heads, from, columns, to| HeadPart { heads, from, columns, to };
+    let parts = vec![part(1, 1, shared, 0), part(heads, 0, own, shared)];
+    let keys = draft.op(Op::PlaceHeads { heads, head_dim: width, parts }, &[all, x], &["keys"])[0];
+    let parts = vec![part(heads, own, value, width - value)];
+    let values = draft.op(Op::PlaceHeads { heads, head_dim: width, parts }, &[x], &["values"])[0];
+    let y = draft.op(Op::Add { scale: 2.0 }, &[keys, values], &["y"])[0];
+    gradient(&["place_heads"], draft.gradient_of(&format!("{heads} heads of {width} with shared columns"), y))
+}
+
+/// Columns of all heads of x, added up.
+fn sum_of_heads(heads: usize, width: usize, from: usize, columns: usize) -> Example {
+    let mut draft = Draft::new(&[9], 1);
+    let x = draft.tokens("x", heads * width);
+    let parts = vec![HeadPart { heads, from, columns, to: 8 }];
+    let y = draft.op(Op::PlaceHeads { heads: 1, head_dim: 8 + columns, parts }, &[x], &["y"])[0];
+    gradient(&["place_heads"], draft.gradient_of(&format!("the sum of {heads} heads of {width}"), y))
 }
 
 /// Both parts of each head, multiplied by each other.

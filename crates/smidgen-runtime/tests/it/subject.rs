@@ -205,6 +205,8 @@ pub fn plain_request() -> Request {
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
         audio: Default::default(),
         decode: None,
+        objective: None,
+        reference: None,
         row_losses: false,
         rank: Rank::ONLY,
         threads: 1,

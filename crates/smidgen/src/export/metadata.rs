@@ -317,7 +317,9 @@ impl Describer<'_> {
             Special::Gemma4 => {
                 let source = |attention: &AttentionSpec| match attention.source {
                     KeysAndValues::OfLayer(source) => Some(source),
-                    KeysAndValues::Projected | KeysAndValues::OneProjection => None,
+                    KeysAndValues::Projected | KeysAndValues::OneProjection | KeysAndValues::Latent(_) => {
+                        None
+                    }
                 };
                 let shared = spec.attentions().filter(|(_, attention)| source(attention).is_some()).count();
                 let first = spec.layers.len() - shared;
