@@ -25,6 +25,11 @@ pub mod input {
     pub const AUDIO_TARGETS: &str = "audio_targets";
     /// 1 ÷ supervised tokens of the whole optimizer step.
     pub const LOSS_WEIGHT: &str = "loss_weight";
+    /// Of an objective: the first supervised row of each sequence (G+1), and the numbers of each (G+1, 5).
+    pub const SEQUENCE_ROWS: &str = "sequence_rows";
+    pub const SEQUENCES: &str = "sequences";
+    /// Of an objective: log-probabilities of rows before the updates and by the reference (S, 2).
+    pub const ROWS_BEFORE: &str = "rows_before";
     /// Learning rate, number of the update counted from 1, and loss scale.
     pub const HYPER: &str = "hyper";
     /// Row of the caches for each position of each slot (L, P).
@@ -48,8 +53,12 @@ pub mod state {
     pub const HOST_ACTIVITY: &str = "activity on the host";
     /// Summed negative log-likelihood of an evaluation; the host clears it before.
     pub const EVAL_LOSS: &str = "eval_loss";
-    /// Negative log-likelihood of each supervised row of the last `eval` (S), if requested.
+    /// Negative log-likelihood of each supervised row of the last micro-batch (S), if requested.
     pub const ROW_LOSSES: &str = "row_losses";
+    /// Sums of the figures that an objective reports; the host clears them before a step.
+    pub const FIGURES: &str = "figures";
+    /// Weighted negative log-likelihood that nothing reads: what `lm_head_loss` adds where an objective makes the loss.
+    pub const UNREAD_LOSS: &str = "unread_loss";
     /// What LS-LoRA's regularizer adds to the loss of a step.
     pub const REG_LOSS: &str = "reg_loss";
     /// Logits of the chosen rows (S, V).

@@ -6,7 +6,7 @@
 use crate::adapter::LoraModule;
 use crate::model::audio::{AudioInput, AudioSpec};
 use crate::model::spec::{DecoderSpec, EMBEDDING};
-use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Pins, Precision, Rank, Storage, Workload};
+use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Objective, Pins, Precision, Rank, Storage, Workload};
 use std::collections::{BTreeSet, HashMap};
 
 /// The math of a run, and the sizes that it is compiled for.
@@ -35,11 +35,24 @@ pub struct Request {
     pub audio: AudioInput,
     /// Sizes of generation, if it is planned; it can be added to the entry points of training.
     pub decode: Option<DecodeShape>,
+    /// What a step minimizes; `None` is the mean negative log-likelihood.
+    pub objective: Option<Objective>,
+    /// The model of `reference`, if the plan has that entry point.
+    pub reference: Option<Reference>,
     /// Whether `eval` also leaves the loss of each supervised row.
     pub row_losses: bool,
     /// Threads for which workspaces are sized.
     pub threads: usize,
     pub rank: Rank,
+}
+
+/// The model whose log-probabilities an objective compares with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reference {
+    /// The base without its adapters.
+    Base,
+    /// The base with a frozen copy of the adapters.
+    Adapter,
 }
 
 /// What a plan is made for.
@@ -94,6 +107,11 @@ impl Request {
     /// The audio encoder, if the run has sound.
     pub fn audio_spec(&self) -> Option<&AudioSpec> {
         self.spec.audio.as_ref().filter(|_| self.audio != AudioInput::None)
+    }
+
+    /// Whether losses of rows are kept: for the host, or for an objective.
+    pub fn keeps_row_losses(&self) -> bool {
+        self.row_losses || self.objective.is_some()
     }
 
     /// The element type of activations.

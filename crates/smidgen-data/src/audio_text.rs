@@ -87,7 +87,7 @@ struct Text<'a> {
 fn texts_of(example: &mut Example) -> Vec<Text<'_>> {
     let plain = |content, is_users| Text { content, is_users };
     match example {
-        Example::Tokens { .. } => Vec::new(),
+        Example::Tokens { .. } | Example::Group(_) => Vec::new(),
         Example::Text(text) => vec![plain(text, true)],
         Example::PromptCompletion { prompt, completion } => {
             vec![plain(prompt, true), plain(completion, false)]

@@ -7,6 +7,7 @@
 //! How a batch is cut into micro-batches is in `micro_batch.rs`.
 
 use std::cell::{Ref, RefCell};
+use std::ops::Range;
 use thiserror::Error;
 
 use crate::mix::Mix;
@@ -33,6 +34,8 @@ pub struct BatchOptions {
     pub run_length: RunLength,
     pub seed: u64,
     pub shuffle: bool,
+    /// Consecutive steps that train on the same batch; usually 1.
+    pub repeats: u64,
 }
 
 #[derive(Debug, Error, PartialEq)]
@@ -64,7 +67,10 @@ pub struct StepSamples<'a> {
 #[derive(Clone, Debug)]
 pub struct BatchPlan {
     options: BatchOptions,
+    /// Rows of the set.
     samples: u32,
+    /// Samples of a row, which are consecutive and stay in one batch.
+    sequences: u32,
     /// `None` if there is one source.
     mix: Option<Mix>,
     /// Tokens of each sample; empty if batches are counted in samples.
@@ -121,10 +127,13 @@ impl BatchPlan {
         }
         let samples =
             u32::try_from(set.len()).map_err(|_| BatchError::TooManySamples { samples: set.len() })?;
+        let sequences = set.rows().sequences();
+        let rows_of = |samples: Range<usize>| samples.start / sequences..samples.end / sequences;
         let mut plan = BatchPlan {
             options,
-            samples,
-            mix: (weights.len() > 1).then(|| Mix::new(set.sources(), weights)),
+            samples: samples / sequences as u32,
+            sequences: sequences as u32,
+            mix: (weights.len() > 1).then(|| Mix::new(set.sources().map(rows_of), weights)),
             lengths,
             epochs: EpochStarts::Uniform { batches: 0 },
             total_steps: 0,
@@ -140,7 +149,7 @@ impl BatchPlan {
                 plan.epochs = EpochStarts::Uniform { batches };
                 plan.total_steps = match options.run_length {
                     RunLength::Steps(steps) => steps,
-                    RunLength::Epochs(epochs) => (epochs * batches as f64).ceil() as u64,
+                    RunLength::Epochs(epochs) => (epochs * batches as f64).ceil() as u64 * options.repeats,
                 };
             }
         }
@@ -161,9 +170,19 @@ impl BatchPlan {
     /// Steps of the whole first epoch. Later epochs may have another number if batches are counted in tokens.
     pub fn first_epoch_steps(&self) -> u64 {
         match &self.epochs {
-            EpochStarts::Uniform { batches } => *batches,
+            EpochStarts::Uniform { batches } => *batches * self.options.repeats,
             EpochStarts::Table(starts) => starts[1],
         }
+    }
+
+    /// The number of a step's batch, counted over all epochs.
+    pub fn batch_of(&self, step: u64) -> u64 {
+        step / self.options.repeats
+    }
+
+    /// Batches of the run.
+    fn total_batches(&self) -> u64 {
+        self.total_steps.div_ceil(self.options.repeats)
     }
 
     /// Number of epochs that the run starts, including an unfinished last one.
@@ -214,14 +233,14 @@ impl BatchPlan {
     ) -> Result<bool, E> {
         let mut epoch = self.current.borrow_mut();
         let (mut step, mut visited) = (0, 0);
-        while step < self.total_steps {
+        while step < self.total_batches() {
             if visited >= MOST_VISITED {
                 return Ok(false);
             }
             visited += u64::from(self.samples);
-            let (index, batch) = self.locate(step);
+            let (index, batch) = self.locate_batch(step);
             self.load_epoch(&mut epoch, index);
-            let end = epoch.batches().min(batch + self.total_steps - step);
+            let end = epoch.batches().min(batch + self.total_batches() - step);
             for batch in batch..end {
                 on_batch(epoch.batch(batch))?;
             }
@@ -237,7 +256,8 @@ impl BatchPlan {
     pub(crate) fn most_samples(&self) -> usize {
         match self.options.batch {
             BatchSize::Samples(samples) => {
-                usize::try_from(samples).unwrap_or(usize::MAX).min(self.samples as usize)
+                let rows = usize::try_from(samples).unwrap_or(usize::MAX).min(self.samples as usize);
+                rows * self.sequences as usize
             }
             BatchSize::Tokens(_) => self.samples as usize,
         }
@@ -258,12 +278,16 @@ impl BatchPlan {
     ) -> Result<(), E> {
         let mut epoch = self.current.borrow_mut();
         self.load_epoch(&mut epoch, 0);
-        let batches = epoch.batches().min(self.total_steps);
+        let batches = epoch.batches().min(self.total_batches());
         (0..batches).try_for_each(|batch| on_batch(epoch.batch(batch)))
     }
 
     /// Epoch and batch within it.
     fn locate(&self, step: u64) -> (u64, u64) {
+        self.locate_batch(self.batch_of(step))
+    }
+
+    fn locate_batch(&self, step: u64) -> (u64, u64) {
         match &self.epochs {
             EpochStarts::Uniform { batches } => (step / batches, step % batches),
             EpochStarts::Table(starts) => {
@@ -301,6 +325,11 @@ impl BatchPlan {
             }
         }
         epoch.starts.push(self.samples);
+        if self.sequences > 1 {
+            let samples = |row: u32| row * self.sequences..(row + 1) * self.sequences;
+            epoch.order = epoch.order.iter().copied().flat_map(samples).collect();
+            epoch.starts.iter_mut().for_each(|start| *start *= self.sequences);
+        }
     }
 
     fn tabulate_epochs(&mut self, epoch: &mut Epoch) {
@@ -348,7 +377,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn plan(lengths: &[usize], batch: BatchSize, run_length: RunLength, shuffle: bool) -> BatchPlan {
-        let options = BatchOptions { batch, run_length, seed: 42, shuffle };
+        let options = BatchOptions { batch, run_length, seed: 42, shuffle, repeats: 1 };
         BatchPlan::new(&set_of_lengths(lengths), options).unwrap()
     }
 
@@ -427,7 +456,7 @@ mod tests {
     #[test]
     fn senseless_options_are_refused() {
         let refused = |batch, run_length| {
-            let options = BatchOptions { batch, run_length, seed: 1, shuffle: true };
+            let options = BatchOptions { batch, run_length, seed: 1, shuffle: true, repeats: 1 };
             BatchPlan::new(&set_of_lengths(&[2]), options).unwrap_err()
         };
         let (one, steps) = (BatchSize::Samples(1), RunLength::Steps(1));

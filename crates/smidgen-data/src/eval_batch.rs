@@ -9,14 +9,17 @@ use std::ops::Range;
 
 /// The samples of each micro-batch of the first `limit` samples (0: all).
 fn eval_batches(set: &TokenSet, limit: usize, micro_tokens: usize) -> impl Iterator<Item = Range<u32>> {
-    let samples = if limit == 0 { set.len() } else { limit.min(set.len()) } as u32;
-    let mut next = 0;
+    let sequences = set.rows().sequences();
+    let samples = if limit == 0 { set.len() } else { (limit * sequences).min(set.len()) } as u32;
+    let (mut next, together) = (0, set.rows().together() as u32);
+    let tokens_from = move |first: u32| -> usize {
+        (first..first + together).map(|sample| set.length(sample as usize) as usize).sum()
+    };
     std::iter::from_fn(move || {
         let (first, mut tokens) = (next, 0);
-        while next < samples && (next == first || tokens + set.length(next as usize) as usize <= micro_tokens)
-        {
-            tokens += set.length(next as usize) as usize;
-            next += 1;
+        while next < samples && (next == first || tokens + tokens_from(next) <= micro_tokens) {
+            tokens += tokens_from(next);
+            next += together;
         }
         (first < next).then_some(first..next)
     })

@@ -7,6 +7,7 @@
 use std::fmt;
 
 use serde_json::{Map, Value as Json, json};
+use smidgen_ir::objective::RowsNeeded;
 use smidgen_ir::words::LossOn;
 
 /// The format of rows.
@@ -19,6 +20,8 @@ pub enum RowFormat {
     PromptCompletion,
     Text,
     Tokens,
+    /// Answers to compare: a chosen and a rejected one, or one with a label.
+    Preference,
 }
 
 impl RowFormat {
@@ -29,7 +32,11 @@ impl RowFormat {
             (LossOn::Auto, RowFormat::Text) => LossOn::All,
             (
                 LossOn::Auto,
-                RowFormat::Alpaca | RowFormat::AlpacaPrompt | RowFormat::PromptCompletion | RowFormat::Tokens,
+                RowFormat::Alpaca
+                | RowFormat::AlpacaPrompt
+                | RowFormat::PromptCompletion
+                | RowFormat::Preference
+                | RowFormat::Tokens,
             ) => LossOn::Completion,
             (wanted, _) => wanted,
         }
@@ -45,6 +52,7 @@ impl fmt::Display for RowFormat {
             RowFormat::PromptCompletion => "prompt-completion",
             RowFormat::Text => "text",
             RowFormat::Tokens => "tokens",
+            RowFormat::Preference => "preference",
         })
     }
 }
@@ -62,6 +70,36 @@ pub enum Example {
     PromptCompletion { prompt: String, completion: String },
     /// A conversation. In a row of prompt and completion as messages, the messages of the prompt come first.
     Chat(Conversation),
+    /// Several answers to one prompt, or one answer that is judged.
+    Group(Group),
+}
+
+/// Sequences that an objective compares. Each is a prompt and a completion, as tokens, strings or a conversation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    pub kind: GroupKind,
+    /// With the label (1 or -1) or the reward of each; 0 for pairs.
+    pub members: Vec<(Example, f32)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupKind {
+    /// A chosen answer, then a rejected one.
+    Pair,
+    Labelled,
+    Rewarded,
+}
+
+impl Group {
+    /// Whether an objective can be trained on it.
+    pub fn suits(&self, needed: RowsNeeded) -> bool {
+        match needed {
+            RowsNeeded::Samples => false,
+            RowsNeeded::Pairs { .. } => self.kind == GroupKind::Pair,
+            RowsNeeded::Labels => self.kind == GroupKind::Labelled,
+            RowsNeeded::Answers { .. } => self.kind == GroupKind::Rewarded,
+        }
+    }
 }
 
 impl Example {
@@ -76,6 +114,7 @@ impl Example {
                 before + instruction.len() + input.as_ref().map_or(0, String::len) + output.len()
             }
             Example::PromptCompletion { prompt, completion } => prompt.len() + completion.len(),
+            Example::Group(group) => group.members.iter().map(|(member, _)| member.text_bytes()).sum(),
             Example::Chat(conversation) => conversation.messages.iter().map(content_bytes).sum(),
         }
     }

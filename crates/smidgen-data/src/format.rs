@@ -8,43 +8,30 @@
 //! | prompt-completion | `prompt`, `completion`: both strings that are not blank, or both lists of messages | `prompt` and `response`, `question` and `answer`, `input` and `output` |
 //! | text | `text` | |
 //! | tokens | `input_ids`; `labels` may be missing | |
+//! | preference | see `preference_row.rs`, also for its tokens | |
 //!
-//! `data.columns` renames columns first. A list in a cell of a table is read from its JSON text. Nothing needs a tokenizer.
+//! `data.columns` renames columns first. Lists in cells of tables are JSON. Nothing needs a tokenizer.
 
 use std::path::Path;
 
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 
 pub use crate::chat_row::kind_of;
-use crate::chat_row::{
-    field_names, is_sharegpt, message, parse_cell, read_history, read_messages, take_parts, take_silent,
-    wrong_type,
-};
+use crate::chat_row::{field_names, message, read_history, read_messages, wrong_type};
 pub use crate::example::RowFormat;
-use crate::example::{Conversation, Example, ExampleRow, has_audio};
+use crate::example::{Example, ExampleRow, has_audio};
 pub use crate::format_error::FormatError;
+use crate::preference_row::{read_preference, read_token_group};
+pub use crate::row_fields::Recognized;
+use crate::row_fields::{
+    CONVERSATION_NAMES, Fields, INPUT_NAMES, OUTPUT_NAMES, PAIRS, read_whole_numbers, recognize_fields,
+};
 use crate::source::{FileKind, RowPlace, RowResult, RowSource, SourceError, file_kind};
 use crate::template::TextPrompt;
 use smidgen_ir::words::{ClosedWord, ColumnRole, DataFormat, OnBadRow};
 
 /// The column for each role (`data.columns`), in the order written.
 pub type Columns = [(ColumnRole, String)];
-
-/// A format and why it was chosen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recognized {
-    pub format: RowFormat,
-    /// One clause for messages, such as "alpaca: rows have `instruction` and `output`".
-    pub reason: String,
-}
-
-impl Recognized {
-    /// For a message about several formats: "alpaca (rows have `instruction` and `output`)".
-    fn in_brackets(&self) -> String {
-        let because = self.reason.split_once(": ").map_or(self.reason.as_str(), |(_, because)| because);
-        format!("{} ({because})", self.format)
-    }
-}
 
 /// The format of all rows: `data.format`, else the format that `data.columns` belong to, else the format of the first
 /// row of each file.
@@ -81,6 +68,7 @@ pub fn recognize<'a>(
         DataFormat::PromptCompletion => RowFormat::PromptCompletion,
         DataFormat::Text => RowFormat::Text,
         DataFormat::Tokens => RowFormat::Tokens,
+        DataFormat::Preference => RowFormat::Preference,
     };
     Ok(Recognized { format, reason: format!("{format}: set by `data.format`{mapped}") })
 }
@@ -90,11 +78,18 @@ fn format_of_roles(columns: &Columns) -> Result<Option<RowFormat>, FormatError> 
     let mut found: Option<(ColumnRole, RowFormat)> = None;
     for &(role, _) in columns {
         let format = match role {
+            // Rows to compare have these columns too.
+            ColumnRole::Prompt | ColumnRole::Completion
+                if columns.iter().any(|(role, _)| is_judgement(*role)) =>
+            {
+                continue;
+            }
             ColumnRole::Prompt | ColumnRole::Completion => RowFormat::PromptCompletion,
             ColumnRole::Instruction => RowFormat::Alpaca,
             ColumnRole::Messages => RowFormat::Chat,
             ColumnRole::Text => RowFormat::Text,
             ColumnRole::InputIds | ColumnRole::Labels => RowFormat::Tokens,
+            ColumnRole::Chosen | ColumnRole::Rejected | ColumnRole::Label => RowFormat::Preference,
             ColumnRole::Input
             | ColumnRole::Output
             | ColumnRole::System
@@ -109,6 +104,10 @@ fn format_of_roles(columns: &Columns) -> Result<Option<RowFormat>, FormatError> 
         }
     }
     Ok(found.map(|(_, format)| format))
+}
+
+fn is_judgement(role: ColumnRole) -> bool {
+    matches!(role, ColumnRole::Chosen | ColumnRole::Rejected | ColumnRole::Label)
 }
 
 /// Rows to read, and how. The format is a [`DataFormat`] until it is recognized.
@@ -194,12 +193,16 @@ pub fn example_of(format: RowFormat, place: RowPlace<'_>, row: Json) -> Result<E
         RowFormat::Chat => read_chat(&mut row)?,
         RowFormat::PromptCompletion => read_prompt_completion(&mut row)?,
         RowFormat::Text => Example::Text(row.take_filled_string(&["text"], "`text`")?),
+        RowFormat::Tokens if row.fields.contains_key("prompt_ids") => read_token_group(&mut row)?,
         RowFormat::Tokens => read_tokens(&mut row)?,
+        RowFormat::Preference => read_preference(&mut row)?,
     };
     match format {
-        RowFormat::Alpaca | RowFormat::AlpacaPrompt | RowFormat::Chat | RowFormat::PromptCompletion => {
-            refuse_images(&row)?;
-        }
+        RowFormat::Alpaca
+        | RowFormat::AlpacaPrompt
+        | RowFormat::Chat
+        | RowFormat::PromptCompletion
+        | RowFormat::Preference => refuse_images(&row)?,
         RowFormat::Text | RowFormat::Tokens => {}
     }
     Ok(ExampleRow { example, fields: row.fields })
@@ -294,46 +297,6 @@ fn recognize_file(
     }
 }
 
-const CONVERSATION_NAMES: [&str; 3] = ["messages", "conversations", "conversation"];
-/// Names of prompt and completion, the most specific pair first.
-const PAIRS: [(&str, &str); 4] =
-    [("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("input", "output")];
-const OUTPUT_NAMES: [&str; 2] = ["output", "response"];
-const INPUT_NAMES: [&str; 2] = ["input", "context"];
-
-/// Tries the most specific fields first, because published data often has less specific ones as well, such as a `text`
-/// that repeats an instruction or a `prompt` that repeats a first message.
-fn recognize_fields(fields: &Map<String, Json>) -> Option<Recognized> {
-    let has = |name: &str| fields.contains_key(name);
-    let first_of = |names: &[&'static str]| names.iter().copied().find(|name| has(name));
-    let (format, what) = if has("input_ids") {
-        (RowFormat::Tokens, "`input_ids`".to_owned())
-    } else if let Some(name) = first_of(&CONVERSATION_NAMES) {
-        let shape = if is_sharegpt(&fields[name]) { " with `from` and `value`" } else { "" };
-        (RowFormat::Chat, format!("`{name}`{shape}"))
-    } else if let Some((prompt, completion)) =
-        PAIRS[..2].iter().find(|(prompt, name)| has(prompt) && has(name))
-    {
-        (RowFormat::PromptCompletion, format!("`{prompt}` and `{completion}`"))
-    } else if let (true, Some(name)) = (has("instruction"), first_of(&OUTPUT_NAMES)) {
-        (RowFormat::Alpaca, format!("`instruction` and `{name}`"))
-    } else if has("text") {
-        (RowFormat::Text, "`text`".to_owned())
-    // With `choices`, the question alone is not the prompt.
-    } else if let Some((prompt, completion)) =
-        PAIRS[2..].iter().find(|(prompt, name)| has(prompt) && has(name))
-        && !has("choices")
-    {
-        (
-            RowFormat::PromptCompletion,
-            format!("`{prompt}` and `{completion}`, which are taken as `prompt` and `completion`"),
-        )
-    } else {
-        return None;
-    };
-    Some(Recognized { format, reason: format!("{format}: rows have {what}") })
-}
-
 fn read_alpaca(row: &mut Fields<'_>) -> Result<Example, FormatError> {
     let instruction = row.take_string(&["instruction"], "`instruction`")?;
     let output = row.take_filled_string(&OUTPUT_NAMES, "`output`")?;
@@ -406,115 +369,6 @@ fn read_tokens(row: &mut Fields<'_>) -> Result<Example, FormatError> {
         Some(labels) => Some(read_whole_numbers(row.place, "labels", labels)?),
     };
     Ok(Example::Tokens { ids, labels })
-}
-
-fn read_whole_numbers(place: RowPlace<'_>, field: &str, value: Json) -> Result<Vec<i64>, FormatError> {
-    match parse_cell(place, field, value)? {
-        Json::Array(entries) => {
-            let number = |(index, entry): (usize, &Json)| {
-                entry
-                    .as_i64()
-                    .ok_or_else(|| wrong_type(place, format!("{field}[{index}]"), entry, "a whole number"))
-            };
-            entries.iter().enumerate().map(number).collect()
-        }
-        other => Err(wrong_type(place, field.to_owned(), &other, "a list of whole numbers")),
-    }
-}
-
-/// A row whose fields are taken one by one; the rest is kept with the example.
-struct Fields<'a> {
-    place: RowPlace<'a>,
-    format: RowFormat,
-    fields: Map<String, Json>,
-    /// Whether a field of the format was found, so that the row is not of another format.
-    found_any: bool,
-}
-
-impl Fields<'_> {
-    /// The first field of these names.
-    fn take(
-        &mut self,
-        names: &[&'static str],
-        wanted: &'static str,
-    ) -> Result<(&'static str, Json), FormatError> {
-        for name in names {
-            if let Some(value) = self.fields.shift_remove(*name) {
-                self.found_any = true;
-                return Ok((name, value));
-            }
-        }
-        let (place, format) = (self.place.to_string(), self.format);
-        Err(match recognize_fields(&self.fields) {
-            Some(other) if other.format != format && !self.found_any => {
-                FormatError::MixedFormats { place, found: other.format, format, first: None }
-            }
-            _ => FormatError::MissingField { place, format, wanted, fields: field_names(&self.fields) },
-        })
-    }
-
-    fn take_string(&mut self, names: &[&'static str], wanted: &'static str) -> Result<String, FormatError> {
-        match self.take(names, wanted)? {
-            (_, Json::String(text)) => Ok(text),
-            (name, other) => Err(wrong_type(self.place, name.to_owned(), &other, "a string")),
-        }
-    }
-
-    /// A string that is not blank.
-    fn take_filled_string(
-        &mut self,
-        names: &[&'static str],
-        wanted: &'static str,
-    ) -> Result<String, FormatError> {
-        match self.take(names, wanted)? {
-            (_, Json::String(text)) if !text.trim().is_empty() => Ok(text),
-            (name, Json::String(_)) => {
-                Err(FormatError::Empty { place: self.place.to_string(), field: name.to_owned() })
-            }
-            (name, other) => Err(wrong_type(self.place, name.to_owned(), &other, "a string")),
-        }
-    }
-
-    /// A string that may be missing, null or empty.
-    fn take_optional_string(&mut self, names: &[&'static str]) -> Result<Option<String>, FormatError> {
-        let Some(name) = names.iter().find(|name| self.fields.contains_key(**name)) else {
-            return Ok(None);
-        };
-        match self.fields.shift_remove(*name) {
-            Some(Json::String(text)) if !text.is_empty() => Ok(Some(text)),
-            Some(Json::String(_) | Json::Null) | None => Ok(None),
-            Some(other) => Err(wrong_type(self.place, (*name).to_owned(), &other, "a string")),
-        }
-    }
-
-    /// A conversation of these messages, with the row's tools and template variables.
-    fn conversation(
-        &mut self,
-        mut messages: Vec<Json>,
-        prompt_messages: Option<usize>,
-    ) -> Result<Example, FormatError> {
-        let place = self.place;
-        let mut take = |name: &str| match self.fields.shift_remove(name) {
-            None | Some(Json::Null) => Ok(None),
-            Some(Json::String(text)) if text.trim().is_empty() => Ok(None),
-            Some(value) => parse_cell(place, name, value).map(Some),
-        };
-        let tools = match take("tools")? {
-            None => None,
-            Some(tools @ Json::Array(_)) => Some(tools),
-            Some(other) => return Err(wrong_type(place, "tools".to_owned(), &other, "a list of tools")),
-        };
-        let more = match take("chat_template_kwargs")? {
-            None => Map::new(),
-            Some(Json::Object(more)) => more,
-            Some(other) => {
-                return Err(wrong_type(place, "chat_template_kwargs".to_owned(), &other, "an object"));
-            }
-        };
-        let silent = take_silent(&mut messages);
-        let parts = take_parts(&mut messages);
-        Ok(Example::Chat(Conversation { messages, parts, silent, prompt_messages, tools, more }))
-    }
 }
 
 #[cfg(test)]

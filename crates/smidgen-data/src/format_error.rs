@@ -44,6 +44,12 @@ pub enum FormatError {
     NoAssistant { place: String, field: String },
     #[error("{place}: `{field}` is a part of type `{part}`, only text is supported")]
     NotText { place: String, field: String, part: String },
+    #[error("{place}: both answers are the same, so neither is preferred")]
+    EqualAnswers { place: String },
+    #[error("{place}: `chosen` and `rejected` do not begin with the same prompt")]
+    NoSharedPrompt { place: String },
+    #[error("{place}: `completions` has {completions} entries, `rewards` has {rewards}")]
+    RewardsDiffer { place: String, completions: usize, rewards: usize },
     #[error("{place}: `{field}` has images, and only text is trained")]
     Images { place: String, field: &'static str },
 }
@@ -79,7 +85,7 @@ impl FormatError {
             FormatError::NotAnObject { .. } => "a row is an object, such as `{\"text\": \"...\"}`",
             FormatError::Unrecognized { fields, .. } => {
                 if fields.contains("`chosen`") {
-                    "pairs of chosen and rejected answers are not supported; rename the answer to learn to `completion`"
+                    "pairs have both `chosen` and `rejected`, and usually `prompt`"
                 } else {
                     return Some(format!("{FIELDS_OF_FORMATS}; {}", how_to_name(fields)));
                 }
@@ -100,6 +106,10 @@ impl FormatError {
                 RowFormat::Tokens => {
                     "a tokens row is `{\"input_ids\": [...], \"labels\": [...]}`, `labels` may be missing"
                 }
+                RowFormat::Preference => {
+                    "a preference row is `{\"prompt\": ..., \"chosen\": ..., \"rejected\": ...}`, or `{\"prompt\": ..., \
+                     \"completion\": ..., \"label\": true}`"
+                }
             },
             FormatError::WrongType { expected, .. } if expected.contains("string") => {
                 "write the value as a string, in quotes"
@@ -112,6 +122,13 @@ impl FormatError {
             FormatError::UnknownRole { .. } => return Some(format!("the roles are {KNOWN_ROLES}")),
             FormatError::NoAssistant { .. } => "remove the row, or add what the assistant should answer",
             FormatError::NotText { .. } => "remove the row, or replace the part with text",
+            FormatError::EqualAnswers { .. } => {
+                "remove the row (`data.on_bad_row = \"skip\"` does), or give it two different answers"
+            }
+            FormatError::NoSharedPrompt { .. } => {
+                "give the row a `prompt`, and only the answers as `chosen` and `rejected`"
+            }
+            FormatError::RewardsDiffer { .. } => "give one reward for each completion",
             FormatError::Images { .. } => {
                 "remove the rows with images (`data.on_bad_row = \"skip\"` does), or the column, if the text says enough \
                  without them"
@@ -130,7 +147,7 @@ fn because(first: Option<&str>, format: RowFormat) -> String {
 }
 
 const FIELDS_OF_FORMATS: &str = "the formats are alpaca (`instruction`, `output`), chat (`messages` or `conversations`), \
-prompt-completion (`prompt`, `completion`), text (`text`) and tokens (`input_ids`)";
+prompt-completion (`prompt`, `completion`), preference (`chosen`, `rejected`), text (`text`) and tokens (`input_ids`)";
 
 /// How to read rows with other columns, which are named in a list in backticks.
 fn how_to_name(fields: &str) -> String {

@@ -121,7 +121,7 @@ fn formats_are_recognized_by_their_fields() {
             .hint()
             .unwrap()
     };
-    assert!(unknown("a.jsonl", r#"{"prompt": 1, "chosen": 2}"#).starts_with("pairs of chosen"));
+    assert!(unknown("a.jsonl", r#"{"prompt": 1, "chosen": 2}"#).starts_with("pairs have both `chosen`"));
     assert!(unknown("a.jsonl", r#"{"question": 1}"#).starts_with("the formats are alpaca (`instruction`"));
     let hint = unknown("a.csv", "id,frage,antwort\n1,a,b\n");
     assert!(

@@ -100,7 +100,11 @@ impl<'a> RowEncoder<'a> {
         let mut is_templated = true;
         let name = || self.template.map(|template| template.name.clone()).unwrap_or_default();
         let encoded = match (example, self.template.map(|template| &template.kind)) {
-            (Example::Tokens { .. }, _) => panic!("a row of tokens has its ids already"),
+            (Example::Tokens { .. } | Example::Group(_), _) => {
+                panic!(
+                    "a row of tokens has its ids already, and the answers of a group are encoded one by one"
+                )
+            }
             (Example::Text(text), _) => {
                 is_templated = false;
                 vec![all_of(self.tokenizer.encode(&self.with_eos(text), true)?)]

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use smidgen_ir::audio_rows::marks_of_clip;
-use smidgen_ir::{Extent, MARK_COLUMNS};
+use smidgen_ir::{Extent, MARK_COLUMNS, Objective};
 use thiserror::Error;
 
 use crate::batch::BatchPlan;
@@ -28,9 +28,9 @@ pub enum PackError {
 #[derive(Debug, Default)]
 pub struct Packing {
     /// Positions within the step, micro-batch after micro-batch.
-    positions: Vec<u32>,
+    pub(crate) positions: Vec<u32>,
     /// Micro-batch m is `positions[starts[m]..starts[m + 1]]`.
-    starts: Vec<u32>,
+    pub(crate) starts: Vec<u32>,
     lengths: Vec<u32>,
     longest_first: Vec<u32>,
     /// Free tokens of each bin and its number in the order of opening, ascending.
@@ -159,6 +159,10 @@ pub struct MicroBatch {
     pub clips: Vec<(u32, u32)>,
     /// The store that the rows of these clips are read from.
     pub clip_store: Option<Arc<ClipStore>>,
+    /// For an objective: the numbers of each sample, and of each row the log-probabilities from before. The caller adds
+    /// them; without them, samples count nothing.
+    pub numbers: Vec<f64>, // (S, 5)
+    pub before: Vec<f32>, // (R, 2)
 }
 
 impl MicroBatch {
@@ -179,6 +183,8 @@ impl MicroBatch {
             // A clip has at least one row.
             clips: Vec::with_capacity(extent.audio.min(extent.segments)),
             clip_store: None,
+            numbers: Vec::with_capacity(Objective::SEQUENCE_COLUMNS * extent.segments),
+            before: Vec::new(),
         }
     }
 
@@ -206,6 +212,8 @@ impl MicroBatch {
         self.audio_targets.clear();
         self.audio_marks.clear();
         self.clips.clear();
+        self.numbers.clear();
+        self.before.clear();
         self.clip_store = set.clips().map(|clips| clips.store().clone());
         self.segments.push(0);
         for index in samples {
@@ -270,7 +278,11 @@ fn for_each_share(
     plan.for_each_distinct_batch(|samples| {
         shares.divide(samples, length, ranks);
         shares.all().try_for_each(|samples| {
-            packing.pack(samples.iter().map(|&sample| length(sample)), micro_tokens)?;
+            packing.pack_together(
+                samples.iter().map(|&sample| length(sample)),
+                set.rows().together(),
+                micro_tokens,
+            )?;
             see(samples, &packing);
             Ok(())
         })
@@ -366,7 +378,11 @@ pub fn packed_epoch(
         packed.samples += samples.len() as u64;
         packed.tokens += samples.iter().map(|&sample| u64::from(length(sample))).sum::<u64>();
         shares.all().try_for_each(|samples| {
-            packing.pack(samples.iter().map(|&sample| length(sample)), micro_tokens)?;
+            packing.pack_together(
+                samples.iter().map(|&sample| length(sample)),
+                set.rows().together(),
+                micro_tokens,
+            )?;
             packed.sequences += packing.micro_batches().len() as u64;
             Ok(())
         })
@@ -476,7 +492,13 @@ mod tests {
     fn a_very_long_run_has_bounds() {
         let set = set_of_lengths(&[2, 3, 4, 7, 2, 2, 5, 6, 3]);
         let plan = |batch, steps| {
-            let options = BatchOptions { batch, run_length: RunLength::Steps(steps), seed: 0, shuffle: true };
+            let options = BatchOptions {
+                batch,
+                run_length: RunLength::Steps(steps),
+                seed: 0,
+                shuffle: true,
+                repeats: 1,
+            };
             BatchPlan::new(&set, options).unwrap()
         };
         for batch in [BatchSize::Samples(3), BatchSize::Tokens(11), BatchSize::Samples(99)] {
@@ -508,6 +530,7 @@ mod tests {
             run_length: RunLength::Steps(5),
             seed: 0,
             shuffle: false,
+            repeats: 1,
         };
         let plan = BatchPlan::new(&set, options).unwrap();
         // Steps (2 3 4), (7 2 2): micro-batches (3 4), (2) and (7), (2 2).
@@ -595,6 +618,7 @@ mod tests {
                 run_length: RunLength::Epochs(2.0),
                 seed,
                 shuffle,
+                repeats: 1,
             };
             let plan = BatchPlan::new(&set, options).unwrap();
             let largest = largest_micro_batch(&plan, &set, micro_tokens, 1).unwrap();

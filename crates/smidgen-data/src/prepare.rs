@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
+use smidgen_ir::objective::RowsNeeded;
 use smidgen_ir::words::{DataFormat, LossOn, OnBadRow, Overflow};
 
 use crate::bad_rows::BadRows;
@@ -38,6 +39,8 @@ pub type Part<'a> = RowReading<'a, DataFormat>;
 pub struct PrepareOptions<'a> {
     pub template: &'a TemplateChoice,
     pub loss_on: LossOn,
+    /// What the objective needs rows to be.
+    pub rows: RowsNeeded,
     pub limits: TokenLimits,
     pub on_bad_row: OnBadRow,
     /// The folder where tokenized sets are kept between runs, if any.
@@ -93,7 +96,11 @@ pub fn prepare_set(
     let mut readings = Vec::new();
     let mut origins = Vec::new();
     for &Part { source, format, columns, limit } in parts {
-        let Recognized { format, reason } = recognize(source, format, columns, options.on_bad_row)?;
+        let Recognized { mut format, reason } = recognize(source, format, columns, options.on_bad_row)?;
+        // A label makes a completion a row to compare, if the objective compares.
+        if options.rows != RowsNeeded::Samples && format == RowFormat::PromptCompletion {
+            format = RowFormat::Preference;
+        }
         readings.push(RowReading { source, format, columns, limit });
         origins.push(Origin { format, reason, template: None });
     }
@@ -101,6 +108,8 @@ pub fn prepare_set(
     let has_tokens = origins.iter().any(|origin| origin.format == RowFormat::Tokens);
     // A small set of tokens is read from its rows each time, which is quicker than hashing them.
     let path = match options.cache {
+        // The file has no place for labels and rewards.
+        Some(_) if options.rows != RowsNeeded::Samples => None,
         Some(cache) if !parts.iter().any(is_held) && (has_text || may_be_large(&files)) => {
             cache_file(cache, &cache_key(&readings, model, options)?)
         }
@@ -122,6 +131,7 @@ pub fn prepare_set(
         }
         None => TokenSetBuilder::new(options.limits),
     };
+    builder = builder.needing(options.rows);
     if let Some(audio) = options.audio {
         builder = builder.with_audio(audio.clone());
     }
@@ -250,7 +260,8 @@ fn fill_with_text(
 ) -> Result<TemplateAndWarnings, PrepareError> {
     let format = reading.format;
     let template = choose_template(options.template, format, tokenizer)?;
-    let encoder = RowEncoder::new(tokenizer, template.as_ref(), options.loss_on)
+    let loss_on = if options.rows == RowsNeeded::Samples { options.loss_on } else { LossOn::Completion };
+    let encoder = RowEncoder::new(tokenizer, template.as_ref(), loss_on)
         .with_max_tokens(options.limits.max_tokens as usize);
     let notes = tokenize_rows(reading, &encoder, options.threads, builder, bad, on_rows)?;
     let warnings = warnings_of(&notes, tokenizer, template.as_ref(), format, options);

@@ -303,7 +303,7 @@ pub fn choose_template(
             Some(source) => own(source),
             None => Err(TemplateError::AskedForModels),
         },
-        (TemplateChoice::Plain, RowFormat::PromptCompletion) => Ok(None),
+        (TemplateChoice::Plain, RowFormat::PromptCompletion | RowFormat::Preference) => Ok(None),
         (TemplateChoice::Plain, _) => Err(TemplateError::Needed { format }),
         (TemplateChoice::Named(name), _) => match (text_prompt(name), format) {
             (Some(_), RowFormat::Chat) => Err(TemplateError::TextForChat { name: name.clone() }),

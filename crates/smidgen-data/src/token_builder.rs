@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::clip_row::{AudioOptions, AudioRowError, ClipReader};
 use crate::clips::ClipCollector;
-use crate::example::has_audio;
+use crate::example::{Group, GroupKind, has_audio};
 use crate::mask::EncodedSample;
 use crate::row_group::HeldRow;
 use crate::row_place::RowPlace;
@@ -18,6 +18,7 @@ use crate::token_file::TokenFileWriter;
 use crate::token_record::{LabelForm, NOT_SUPERVISED, RowLabels};
 use crate::token_row::{TokensError, check_token_row};
 use crate::tokens::{Records, RowCounts, TokenLimits, TokenSet, TokenStats};
+use smidgen_ir::objective::RowsNeeded;
 use smidgen_ir::words::Overflow;
 
 /// The file in which a set continues when it becomes large.
@@ -71,6 +72,8 @@ impl TokenSetBuilder {
                 files_of_samples: Vec::new(),
                 stats: TokenStats::empty(RowCounts::default()),
                 clips: None,
+                rows: RowsNeeded::Samples,
+                marks: Vec::new(),
             },
             large: None,
             records: Vec::new(),
@@ -80,6 +83,12 @@ impl TokenSetBuilder {
             longest_read: 0,
             audio: None,
         }
+    }
+
+    /// Accepts only rows that an objective needs.
+    pub fn needing(mut self, rows: RowsNeeded) -> Self {
+        self.set.rows = rows;
+        self
     }
 
     /// Accepts rows with `audio`.
@@ -200,6 +209,7 @@ impl TokenSetBuilder {
         labels: Option<&[i64]>,
         clips: &[u32],
     ) -> Result<(), TokensError> {
+        self.refuse_other_rows(place, None)?;
         check_token_row(self.limits.vocab_size, place, ids, labels)?;
         let own = self.clips_of_sample(place, ids, clips)?;
         if own < clips.len() {
@@ -218,6 +228,7 @@ impl TokenSetBuilder {
         ids: &[i64],
         spans: &[std::ops::Range<usize>],
     ) -> Result<(), TokensError> {
+        self.refuse_other_rows(place, None)?;
         check_token_row(self.limits.vocab_size, place, ids, None)?;
         self.push_checked(place, ids, RowLabels::Spans(spans), &[])
     }
@@ -229,6 +240,7 @@ impl TokenSetBuilder {
         samples: &[EncodedSample],
         clips: &[u32],
     ) -> Result<(), TokensError> {
+        self.refuse_other_rows(place, None)?;
         // A row is stored with all its samples or not at all.
         let mut own = Vec::with_capacity(samples.len());
         for sample in samples {
@@ -242,6 +254,78 @@ impl TokenSetBuilder {
         self.set.stats.rows.read -= more;
         self.set.stats.rows.split_off += more;
         Ok(())
+    }
+
+    /// Checks the answers of a row, then keeps all of them or none. Supervised are the completions.
+    pub fn push_group(
+        &mut self,
+        place: RowPlace<'_>,
+        kind: GroupKind,
+        answers: &[(EncodedSample, f32)],
+    ) -> Result<(), TokensError> {
+        self.refuse_other_rows(place, Some(kind))?;
+        if let (RowsNeeded::Answers { count }, given) = (self.set.rows, answers.len())
+            && count != given
+        {
+            return Err(TokensError::Answers { place: place.to_string(), given, count });
+        }
+        let max_tokens = self.limits.max_tokens as usize;
+        let cut = |answer: &EncodedSample| answer.ids.len().min(max_tokens);
+        for (answer, _) in answers {
+            check_token_row(self.limits.vocab_size, place, &answer.ids, None)?;
+        }
+        let rows = &mut self.set.stats.rows;
+        rows.read += 1;
+        let longest = answers.iter().map(|(answer, _)| answer.ids.len()).max().unwrap_or(0);
+        self.longest_read = self.longest_read.max(longest);
+        let is_too_long = longest > max_tokens;
+        if is_too_long && matches!(self.limits.overflow, Overflow::Drop | Overflow::Error) {
+            self.too_long += 1;
+            rows.too_long += 1;
+            self.first_too_long.get_or_insert_with(|| (place.to_string(), longest));
+            return Ok(());
+        }
+        let supervised =
+            |answer: &EncodedSample, end: usize| RowLabels::Spans(&answer.spans).supervised_before(end);
+        if answers.iter().any(|(answer, _)| supervised(answer, cut(answer)) == 0) {
+            match is_too_long {
+                true => rows.unsupervised_by_truncation += 1,
+                false => rows.unsupervised += 1,
+            }
+            return Ok(());
+        }
+        rows.kept += 1;
+        rows.truncated += u64::from(is_too_long);
+        for (index, (answer, mark)) in answers.iter().enumerate() {
+            let kept = cut(answer);
+            self.set.stats.cut_tokens += (answer.ids.len() - kept) as u64;
+            let count = supervised(answer, kept);
+            let counts_prompt = self.set.rows == RowsNeeded::Pairs { counts_prompt: true } && index == 0;
+            let labels = if counts_prompt { RowLabels::All } else { RowLabels::Spans(&answer.spans) };
+            let all = labels.supervised_before(kept);
+            self.set.marks.push(if counts_prompt { (all - count) as f32 } else { *mark });
+            self.push_sample(place, &answer.ids[..kept], labels, all, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Refuses rows that the objective cannot be trained on; `None` is a plain sample.
+    fn refuse_other_rows(&self, place: RowPlace<'_>, kind: Option<GroupKind>) -> Result<(), TokensError> {
+        let needed = self.set.rows;
+        let suits = match kind {
+            None => needed == RowsNeeded::Samples,
+            Some(kind) => Group { kind, members: vec![] }.suits(needed),
+        };
+        if suits {
+            return Ok(());
+        }
+        let found = match kind {
+            None => "is a sample to imitate",
+            Some(GroupKind::Pair) => "has a chosen and a rejected answer",
+            Some(GroupKind::Labelled) => "has a completion with a label",
+            Some(GroupKind::Rewarded) => "has completions with rewards",
+        };
+        Err(TokensError::OtherRows { place: place.to_string(), found, needed: needed.describe() })
     }
 
     fn push_checked(
@@ -431,6 +515,12 @@ impl TokenSetBuilder {
                 0 => TokensError::NoRowsLeft { counts: rows, max_tokens, longest: self.longest_read },
                 _ => TokensError::NothingSupervised { counts: rows, max_tokens },
             });
+        }
+        if set.rows == RowsNeeded::Labels {
+            let first = set.marks[0];
+            if set.marks.iter().all(|mark| *mark == first) {
+                return Err(TokensError::OneClass { label: first > 0.0 });
+            }
         }
         set.stats.mean_tokens = set.stats.tokens as f64 / set.lengths.len() as f64;
         set.lengths.shrink_to_fit();

@@ -18,6 +18,7 @@ use crate::token_record::LabelForm;
 use crate::tokens::{FileOfSamples, Records, SAMPLES_OF_A_BLOCK, TokenSet, TokenStats};
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::whole_file::{StagedFile, WriteFileError, commit_together};
+use smidgen_ir::objective::RowsNeeded;
 
 const MAGIC: &[u8; 16] = b"smidgen tokens 2";
 /// Three numbers (bytes of records, samples, bytes of JSON) and the checksum in hexadecimal.
@@ -190,6 +191,9 @@ fn read_set(path: &Path, files: &[PathBuf], above_bytes: usize) -> io::Result<(T
         files_of_samples: of_samples.collect(),
         stats: description.stats,
         clips: None,
+        // Rows that are compared are read from their files each time.
+        rows: RowsNeeded::Samples,
+        marks: Vec::new(),
     };
     set.files.shrink_to_fit();
     set.files_of_samples.shrink_to_fit();

@@ -24,6 +24,14 @@ pub enum TokensError {
         "{place} has {tokens} tokens, `data.max_tokens` is {max_tokens}; {rows} of {rows_read} rows are longer"
     )]
     TooLong { place: String, tokens: usize, max_tokens: u32, rows: u64, rows_read: u64, longest: usize },
+    #[error("{place} {found}, and `train.objective` needs {needed}")]
+    OtherRows { place: String, found: &'static str, needed: &'static str },
+    #[error("{place} has {given} completions, and `train.num_generations` is {count}")]
+    Answers { place: String, given: usize, count: usize },
+    #[error("{place} has audio, and only text is compared")]
+    AudioToCompare { place: String },
+    #[error("all rows are labelled {label}: the other class is missing")]
+    OneClass { label: bool },
     #[error(transparent)]
     Audio(#[from] AudioRowError),
     #[error("cannot store the tokens of a large data set: {0}")]
@@ -49,6 +57,18 @@ impl TokensError {
             TokensError::LabelOutside { .. } => {
                 Some("mark positions without a loss with -100".to_owned())
             }
+            TokensError::OtherRows { .. } => Some(
+                "`train.objective` is `sft` for samples, `dpo`, `orpo`, `cpo` or `simpo` for pairs, `kto` for labels, \
+                 `grpo` for answers with rewards"
+                    .to_owned(),
+            ),
+            TokensError::Answers { given, .. } => {
+                Some(format!("write `train.num_generations = {given}`; every row has equally many"))
+            }
+            TokensError::AudioToCompare { .. } => Some("remove the row, or its audio".to_owned()),
+            TokensError::OneClass { .. } => Some(
+                "kto compares desirable with undesirable completions: add rows of the other class".to_owned(),
+            ),
             TokensError::Audio(error) => error.hint(),
             TokensError::TooLong { longest, .. } => {
                 Some(format!("`data.max_tokens = {longest}` keeps every row whole; `data.overflow = \"truncate\"` cuts longer rows, `\"drop\"` leaves them out"))

@@ -57,7 +57,8 @@ impl TokenSet {
         };
         let read = self.stats.rows;
         // The pieces of a row count as one row, but each sample of a conversation counts.
-        let eval_rows = if read.chunked == 0 { eval.len() as u64 } else { rows_of(&eval) };
+        let is_row = read.chunked == 0 && self.rows.sequences() == 1;
+        let eval_rows = if is_row { eval.len() as u64 } else { rows_of(&eval) };
         let of_eval = RowCounts { read: eval_rows, kept: eval_rows, ..RowCounts::default() };
         let of_train = RowCounts { held_out: eval_rows, kept: read.kept.saturating_sub(eval_rows), ..read };
         let mut train_set = self.subset(&train, of_train)?;
@@ -98,6 +99,8 @@ impl TokenSet {
             files_of_samples: Vec::new(),
             stats: TokenStats::empty(rows),
             clips: self.clips.as_ref().map(|clips| clips.subset(samples)),
+            rows: self.rows,
+            marks: samples.iter().filter_map(|&sample| self.marks.get(sample as usize).copied()).collect(),
         };
         for &sample in samples {
             let sample = sample as usize;

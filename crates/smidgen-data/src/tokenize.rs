@@ -17,13 +17,14 @@ use std::thread::{self, Scope};
 use crate::audio_text::{Misplaced, place_clips};
 use crate::bad_rows::BadRows;
 use crate::clip_row::AudioRowError;
-use crate::example::{Example, ExampleRow};
+use crate::example::{Example, ExampleRow, GroupKind};
 use crate::format::{FormatError, RowReading};
 use crate::mask::{EncodeError, EncodedSample, RowEncoder, TurnEnd};
 use crate::prepare_error::PrepareError;
 use crate::row_group::{HeldRow, read_groups};
 use crate::row_place::{RowPlace, RowUnit};
 use crate::token_builder::TokenSetBuilder;
+use crate::token_record::NOT_SUPERVISED;
 use crate::token_row::TokensError;
 
 const ROWS_OF_A_CHUNK: usize = 32;
@@ -85,6 +86,12 @@ pub fn store_token_rows(
                 });
                 stored.map_err(PrepareError::from)
             }
+            Ok((Example::Group(group), _)) => {
+                let members =
+                    group.members.into_iter().map(|(member, mark)| (sample_of_tokens(member), mark));
+                let members: Vec<(EncodedSample, f32)> = members.collect();
+                builder.push_group(place, group.kind, &members).map_err(PrepareError::from)
+            }
             Ok(_) => unreachable!("rows of the format `tokens` have examples of tokens"),
             Err(error) => Err(error.into()),
         };
@@ -94,6 +101,18 @@ pub fn store_token_rows(
         builder.decode_ahead(&rows, threads);
         rows.into_iter().try_for_each(|held| store(builder, held))
     })
+}
+
+/// A prompt and a completion that are tokens already.
+fn sample_of_tokens(example: Example) -> EncodedSample {
+    let Example::Tokens { ids, labels } = example else {
+        unreachable!("rows of the format `tokens` have answers of tokens")
+    };
+    let labels = labels.unwrap_or_default();
+    let first = labels.iter().take_while(|label| **label == i64::from(NOT_SUPERVISED)).count();
+    let spans = std::iter::once(first..ids.len()).collect();
+    let turn_end = TurnEnd::Missing;
+    EncodedSample { ids, spans, prompt_differs: false, turn_end, bos_doubled: false, is_templated: false }
 }
 
 /// Tokenizes and stores rows of text.
@@ -148,7 +167,13 @@ struct Chunk<T> {
     rows: Vec<Row<T>>,
 }
 
-type EncodedChunk = Chunk<Vec<EncodedSample>>;
+type EncodedChunk = Chunk<EncodedRow>;
+
+/// The samples of a row; if they are compared, how, with the mark of each.
+struct EncodedRow {
+    samples: Vec<EncodedSample>,
+    group: Option<(GroupKind, Vec<f32>)>,
+}
 
 /// Why a row has no tokens.
 enum RowError {
@@ -317,9 +342,17 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
                 let place = RowPlace { file: &self.files[file], unit, number };
                 self.bad.count(place);
                 let stored = match content {
-                    Ok(samples) => {
+                    Ok(EncodedRow { samples, group: None }) => {
                         self.notes.note(&samples);
                         self.builder.push_samples(place, &samples, &clips).map_err(PrepareError::from)
+                    }
+                    Ok(EncodedRow { group: Some(_), .. }) if !clips.is_empty() => {
+                        Err(PrepareError::Tokens(TokensError::AudioToCompare { place: place.to_string() }))
+                    }
+                    Ok(EncodedRow { samples, group: Some((kind, marks)) }) => {
+                        self.notes.note(&samples[..1]);
+                        let members: Vec<_> = samples.into_iter().zip(marks).collect();
+                        self.builder.push_group(place, kind, &members).map_err(PrepareError::from)
                     }
                     Err(RowError::Format(error)) => Err(error.into()),
                     Err(RowError::Audio(error)) => Err(PrepareError::Tokens(error.into())),
@@ -357,10 +390,23 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
 fn encode_chunk(encoder: &RowEncoder<'_>, chunk: Chunk<Example>) -> EncodedChunk {
     let encode = |row: Row<Example>| {
         let Row { file, unit, number, content, clips } = row;
-        let content = content.and_then(|example| encoder.encode(&example).map_err(RowError::Encode));
+        let content = content.and_then(|example| encode_row(encoder, &example).map_err(RowError::Encode));
         Row { file, unit, number, content, clips }
     };
     Chunk { index: chunk.index, rows: chunk.rows.into_iter().map(encode).collect() }
+}
+
+fn encode_row(encoder: &RowEncoder<'_>, example: &Example) -> Result<EncodedRow, EncodeError> {
+    let Example::Group(group) = example else {
+        return Ok(EncodedRow { samples: encoder.encode(example)?, group: None });
+    };
+    let mut samples = Vec::new();
+    for (member, _) in &group.members {
+        // A conversation whose prompt is known becomes one sample.
+        samples.extend(encoder.encode(member)?);
+    }
+    let marks = group.members.iter().map(|(_, mark)| *mark).collect();
+    Ok(EncodedRow { samples, group: Some((group.kind, marks)) })
 }
 
 /// The index of a file in the list, which is read in order.

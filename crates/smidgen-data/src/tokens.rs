@@ -19,6 +19,7 @@ use crate::row_place::{RowPlace, RowUnit};
 use crate::token_record::LabelForm;
 pub use crate::token_record::NOT_SUPERVISED;
 use smidgen_ir::Extent;
+use smidgen_ir::objective::RowsNeeded;
 use smidgen_ir::words::Overflow;
 
 /// What rows are checked against.
@@ -179,6 +180,11 @@ pub struct TokenSet {
     pub(super) stats: TokenStats,
     /// `None` if no sample has audio.
     pub(super) clips: Option<SampleClips>,
+    /// What rows are: each has `rows.sequences()` samples, one after the other.
+    pub(super) rows: RowsNeeded,
+    /// A number for each sample of rows that are compared: for pairs how many supervised tokens come before the
+    /// completion, else the label or the reward. Empty for plain samples.
+    pub(super) marks: Vec<f32>,
 }
 
 pub(super) const SAMPLES_OF_A_BLOCK: usize = 32;
@@ -232,6 +238,33 @@ impl TokenSet {
     /// Positions of a sample that carry a loss, after the shift.
     pub fn supervised(&self, index: usize) -> u32 {
         self.supervised[index]
+    }
+
+    /// What the rows of the set are.
+    pub fn rows(&self) -> RowsNeeded {
+        self.rows
+    }
+
+    /// Rows of the set; a row has one sample, or several that are compared.
+    pub fn row_count(&self) -> usize {
+        self.len() / self.rows.sequences()
+    }
+
+    /// The label or the reward of a sample; for pairs, how many of its supervised tokens come before the completion.
+    pub fn mark(&self, index: usize) -> f32 {
+        self.marks.get(index).copied().unwrap_or(0.0)
+    }
+
+    /// Tokens of the longest samples that stay in one micro-batch.
+    pub fn longest_together(&self) -> usize {
+        let sum = |lengths: &[u32]| lengths.iter().map(|length| *length as usize).sum();
+        self.lengths.chunks(self.rows.together()).map(sum).max().unwrap_or(0)
+    }
+
+    /// Tokens of the longest prompt and the longest completion together.
+    pub fn longest_mismatch(&self) -> usize {
+        let prompts = self.lengths.iter().zip(&self.supervised).map(|(length, own)| length - own);
+        (prompts.max().unwrap_or(0) + self.supervised.iter().max().unwrap_or(&0)) as usize
     }
 
     /// The sizes of these samples together.
@@ -297,6 +330,7 @@ impl TokenSet {
             + self.starts.as_ref().map_or(0, vec_bytes)
             + vec_bytes(&self.files_of_samples)
             + vec_bytes(&self.files)
+            + vec_bytes(&self.marks)
             + self.files.iter().map(|path| path.as_os_str().len()).sum::<usize>()
     }
 

@@ -307,7 +307,9 @@ impl Weight {
             Weight::Fp8(weight) => {
                 Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?)
             }
-            Weight::Packed(weight) => Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?),
+            Weight::Packed(weight) => {
+                Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?)
+            }
             Weight::Gguf(weight) if !weight.is_shifted() => Ok(weight.read_at(byte_offset, destination)?),
             Weight::Joined(weight) if weight.is_read_as_stored() => {
                 weight.read_stored(byte_offset, destination)

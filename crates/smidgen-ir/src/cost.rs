@@ -6,6 +6,7 @@
 
 use crate::op_attributes::ExpertRows;
 use crate::rank::Rank;
+use crate::recurrence::ScanShape;
 use crate::shape::{Extent, Type};
 use crate::storage::{DType, Storage};
 
@@ -191,6 +192,12 @@ impl Operands<'_> {
     pub fn outer_product(&self, left: usize, right: usize) -> Cost {
         let columns = self.inputs[right].shape.at(self.extent).1;
         Cost::of_flops(2.0 * self.elements(left) * columns as f64)
+    }
+
+    /// The arithmetic of `products` products of each head's state with a row, for every token.
+    pub fn scan(&self, shape: &ScanShape, products: usize) -> Cost {
+        let state = (shape.heads * shape.state()) as f64;
+        Cost::of_flops(2.0 * products as f64 * self.rows(0) as f64 * state)
     }
 
     /// The arithmetic of `matmuls` matmuls between queries (input 0) and the keys that they see.

@@ -32,6 +32,8 @@ pub enum Entry {
     Refresh,
     /// The loss of one micro-batch without gradients or dropout.
     Eval,
+    /// Log-probabilities of one micro-batch by the model that an objective compares with, without gradients.
+    Reference,
     /// The logits of chosen rows; only in plans made for inspecting a model.
     Logits,
     /// One step of generation: new tokens of some sequences over their KV cache, and the logits of chosen rows.
@@ -43,11 +45,12 @@ pub enum Entry {
 }
 
 impl Entry {
-    pub const ALL: [Entry; 8] = [
+    pub const ALL: [Entry; 9] = [
         Entry::MicroStep,
         Entry::Update,
         Entry::Refresh,
         Entry::Eval,
+        Entry::Reference,
         Entry::Logits,
         Entry::Decode,
         Entry::Collect,
@@ -60,6 +63,7 @@ impl Entry {
             Entry::Update => "update",
             Entry::Refresh => "refresh",
             Entry::Eval => "eval",
+            Entry::Reference => "reference",
             Entry::Logits => "logits",
             Entry::Decode => "decode",
             Entry::Collect => "collect",

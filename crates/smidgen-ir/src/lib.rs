@@ -14,6 +14,7 @@ pub mod cost;
 pub mod graph;
 pub mod grouped_digits;
 mod loss_head;
+pub mod objective;
 pub mod op;
 mod op_attributes;
 mod op_questions;
@@ -23,6 +24,7 @@ pub mod plan;
 pub mod policy;
 pub mod quant;
 pub mod rank;
+mod recurrence;
 pub mod rope;
 pub mod shape;
 pub mod storage;
@@ -41,6 +43,7 @@ pub use graph::{
     Entry, Graph, Lap, Leaf, LeafKind, Node, Phase, Rounded, Slice, Space, Value, ValueId, ValueRole,
 };
 pub use loss_head::{HeadPiece, LossHead};
+pub use objective::Objective;
 pub use op::Op;
 pub use op_attributes::{
     ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, ExpertRows, HeadPart, Norm, RandomPlace, Router,
@@ -54,6 +57,7 @@ pub use plan::{
 };
 pub use policy::{Choice, LayerRule, LayerSet, OffloadV1, Order, Pins, Policy, Sharding};
 pub use rank::{Cut, Rank, Shard};
+pub use recurrence::{DecayShape, ScanShape};
 pub use rope::{PositionScale, RopeScaling, RopeSpec, Stretch};
 pub use shape::{Dim, Extent, Shape, Type};
 pub use storage::{Block, Code4, DType, Storage};

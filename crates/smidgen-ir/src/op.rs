@@ -11,13 +11,16 @@
 use crate::audio_rows::{PlainActivation, StridedConv};
 use crate::cost::{Cost, Operands, others_share};
 use crate::loss_head::{HeadPiece, LossHead};
+use crate::objective::Objective;
 use crate::op_attributes::{
     Activation, AdamW, AttentionShape, ExpertRows, HeadPart, Norm, RandomPlace, Router, embed_grad_text,
-    expert_rows_text, flag_text, logits_text, norm_grad_in_place, norm_text, rank_text, scale_text,
+    expert_rows_text, flag_text, groups_text, logits_text, norm_grad_in_place, norm_text, rank_text,
+    scale_text,
 };
 use crate::op_shapes::{MOMENTS_IN_8_BITS, Rule, ShapeError};
 use crate::op_table::{Batching, BoundBy, Fusion, Property, Route, column, op_pattern, op_table};
 use crate::rank::{Rank, Shard};
+use crate::recurrence::{DecayShape, ScanShape};
 use crate::rope::RopeSpec;
 use crate::shape::{Extent, Type};
 use crate::storage::{DType, Storage};
@@ -134,20 +137,20 @@ op_table! { forward {
         ends: Fusion::Sum,
         text: scale_text(*scale),
     }
-    /// x (rows, C), s (1) → s·x
+    /// x (rows, C), s (N) → s·x; each number is that of C/N neighbouring channels
     ScaleBy => {
         name: "scale_by",
         shape: |rule| rule.scale_by(),
         is: &[Cheap, TokenLocal],
         in_place: &[(0, 0)],
     }
-    /// x (rows, C) → (rows, columns): columns `first` to `first + columns` of x
-    SliceColumns { first: usize, columns: usize } => {
+    /// x (rows, C) → (rows, groups·columns): columns `first` to `first + columns` of each of `groups` equal parts of x
+    SliceColumns { first: usize, columns: usize, groups: usize } => {
         name: "slice_columns",
-        shape: |rule| rule.slice_columns(*first, *columns),
+        shape: |rule| rule.slice_columns(*first, *columns, *groups),
         is: &[Cheap, TokenLocal],
         cost: |step| Cost::moving(2 * step.output_bytes(0)),
-        text: format!("{first}+{columns}"),
+        text: format!("{first}+{columns}{}", groups_text(*groups)),
     }
     /// x_i (rows, C_i) … → (rows, heads·head_dim): columns of the heads of each x, placed in every head of the result, whose
     /// other columns are zero. An x has as many heads as the result; or one, which is placed in all of them; or, if the
@@ -166,6 +169,7 @@ op_table! { forward {
     /// x (S, C), head (V, C), labels (S), weight (1), `[h (S, R), b (V, R)]` →
     /// `[dx (S, C)]`, `[dh (S, R)]`; updates loss (1), `[db]`, `[dhead]`:
     /// adds weight·Σ NLL to the loss. The gradients are computed in the same pass, while a chunk of logits exists.
+    /// The weight may also be (S) in f32: one for each row.
     LmHeadLoss(head: LossHead) => {
         name: "lm_head_loss",
         shape: |rule| rule.lm_head_loss(head),
@@ -223,6 +227,19 @@ op_table! { forward {
         text: expert_rows_text(&[*part], &[lora.unwrap_or(1.0)]),
     }
 
+    // ── objectives ────────────────────────────────────────────────────────────────────────────────
+
+    /// NLL of rows (S), weight (1), first row of each sequence (G+1), numbers of sequences (G+1, 5),
+    /// `[log-probabilities before (S, 2)]` → weights of rows (S); updates loss (1), figures (8): adds weight · loss and the
+    /// figures of this micro-batch; the weights are those with which Σ weight·NLL has the gradient of weight · loss
+    Objective(objective: Objective) => {
+        name: "objective",
+        shape: |rule| rule.objective(objective),
+        scratch: |step| step.objective(),
+        is: &[Loss],
+        text: objective.to_string(),
+    }
+
     // ── audio ─────────────────────────────────────────────────────────────────────────────────────
 
     /// x (T, C), rows (A), `[y (A, C)]` → (T, C): x with row `rows[a]` replaced by row a of y, or by zeros if there is no
@@ -264,13 +281,6 @@ op_table! { forward {
         in_place: &[(0, 0)],
         text: format!("{kind:?}"),
     }
-    /// x (A, C), marks (A, 4), weight (C, K), bias (C) → (A, C): a depthwise convolution over the K rows that end with the
-    /// row itself, within a chunk; or, without a bias, its gradient with respect to x
-    CausalConv { backward: bool } => {
-        name: "causal_conv",
-        shape: |rule| rule.causal_conv(*backward),
-        text: flag_text(*backward, "backward").to_owned(),
-    }
     /// q (A, H·D), k (A, H·D), v (A, H·D), marks (A, 4), bias (2·M, H) → o (A, H·D), lse (A, H): attention to all rows of
     /// a chunk, with `bias[clamp(key - query, -M, M - 1) + M, head]` added to the scores
     ChunkAttention(shape: AttentionShape) => {
@@ -301,6 +311,37 @@ op_table! { forward {
         in_place: if *stored { &[] } else { &[(0, 0)] },
         text: flag_text(*stored, "stored").to_owned(),
     }
+
+    // ── recurrent mixers ──────────────────────────────────────────────────────────────────────────
+
+    /// x (T, C), boundaries (G+1), weight (C, K), `[bias (C)]` → (T, C): a depthwise convolution over the K rows that end
+    /// with the row itself, within a sample; or, if it is `backward`, its gradient with respect to x. For audio rows x is
+    /// (A, C) with marks (A, 4), and the convolution ends at chunks.
+    CausalConv { bias: bool, backward: bool } => {
+        name: "causal_conv",
+        shape: |rule| rule.causal_conv(*bias, *backward),
+        scratch: |step| step.causal_conv(2),
+        text: flag_text(*backward, "backward").to_owned(),
+    }
+    /// a (T, H), log_decay (H), dt_bias (H), `[b (T, H)]` → g (T, H), beta (T, H), both f32: the logarithm of what a state
+    /// keeps of itself at each token, and how strongly the token is written to it. With step = softplus(a + dt_bias),
+    /// clamped, g = -exp(log_decay)·step; beta is the step, or a multiple of sigmoid(b).
+    Decay(shape: DecayShape) => {
+        name: "decay",
+        shape: |rule| rule.decay(shape),
+        text: shape.to_string(),
+    }
+    /// q (T, Hk·K), k (T, Hk·K), v (T, H·V), g (T, H), beta (T, H), boundaries (G+1) → o (T, H·V): each head keeps a state
+    /// (K, V), which is zero before a sample. At each token S := exp(g)·S, u = beta·(v - kᵀS) by the delta rule or beta·v
+    /// without it, S := S + k·uᵀ, and o = qᵀS. Heads share queries and keys as in attention.
+    Scan(shape: ScanShape) => {
+        name: "scan",
+        shape: |rule| rule.scan(shape),
+        scratch: |step| step.scan(shape, false),
+        bound_by: BoundBy::Attention,
+        cost: |step| step.traffic() + step.scan(shape, 3),
+        text: shape.to_string(),
+    }
 } others {
     // ── the head in pieces, and generation ────────────────────────────────────────────────────────
 
@@ -318,14 +359,14 @@ op_table! { forward {
         cost: |step| step.traffic() + step.chunked_matmul(1, piece.chunk, 1),
         text: piece.to_string(),
     }
-    /// sums (S, 3) of all pieces, weight (1) → ; updates loss (1), `[losses (S)]`, as for `LmHeadLoss`
+    /// sums (S, 3) of all pieces, weight (1) or (S) → ; updates loss (1), `[losses (S)]`, as for `LmHeadLoss`
     HeadLoss { row_losses: bool } => {
         name: "head_loss",
         shape: |rule| rule.head_loss(*row_losses),
         is: &[Loss],
         text: flag_text(*row_losses, "rows").to_owned(),
     }
-    /// x (S, C), rows of the head (N, C), labels (S), weight (1), sums (S, 3) of all pieces, `[dx (S, C) of the pieces
+    /// x (S, C), rows of the head (N, C), labels (S), weight (1) or (S), sums (S, 3) of all pieces, `[dx (S, C) of the pieces
     /// before, f32]` → dx (S, C): in f32, except that the piece that `ends` it rounds it to the element type of x
     HeadGrad { piece: HeadPiece, ends: bool } => {
         name: "head_grad",
@@ -425,7 +466,7 @@ op_table! { forward {
         cost: |step| step.traffic() + step.outer_product(0, 1),
         text: scale_text(*scale),
     }
-    /// x (rows, C), dy (rows, C) → ; updates ds (1) by Σ dy·x
+    /// x (rows, C), dy (rows, C) → ; updates ds (N) by Σ dy·x
     ScaleByGrad => {
         name: "scale_by_grad",
         shape: |rule| rule.scale_by_grad(),
@@ -473,12 +514,13 @@ op_table! { forward {
         shape: |rule| rule.sinks_grad(),
         scratch: |step| step.sinks_grad(),
     }
-    /// d_i (rows, P_i) … → (rows, columns): part i in the columns from `firsts[i]` on, and zeros between parts
-    PlaceColumns { firsts: Vec<usize>, columns: usize } => {
+    /// d_i (rows, groups·P_i) … → (rows, groups·columns): in each group, part i in the columns from `firsts[i]` on, and zeros
+    /// between parts
+    PlaceColumns { firsts: Vec<usize>, columns: usize, groups: usize } => {
         name: "place_columns",
-        shape: |rule| rule.place_columns(firsts, *columns),
+        shape: |rule| rule.place_columns(firsts, *columns, *groups),
         is: &[TokenLocal],
-        text: format!("{firsts:?} of {columns}"),
+        text: format!("{firsts:?} of {columns}{}", groups_text(*groups)),
     }
     /// gate, up, dy → dgate, dup
     GatedActGrad(activation: Activation) => {
@@ -580,6 +622,50 @@ op_table! { forward {
         scratch: |step| step.chunk_attention_grad(shape),
         bound_by: BoundBy::Attention,
         cost: |step| step.traffic() + step.attention(5, shape.window),
+        text: shape.to_string(),
+    }
+
+    // ── recurrent mixers, backward and in generation ──────────────────────────────────────────────
+
+    /// x (T, C), dy (T, C), boundaries (G+1) → ; updates dweight (C, K)
+    CausalConvWeightGrad => {
+        name: "causal_conv_weight_grad",
+        shape: |rule| rule.causal_conv_weight_grad(),
+    }
+    /// a, log_decay, dt_bias, `[b]`, dg (T, H), dbeta (T, H) → da (T, H), `[db (T, H)]`; updates `[dlog_decay (H)]`,
+    /// `[ddt_bias (H)]`
+    DecayGrad { shape: DecayShape, trains: [bool; 2] } => {
+        name: "decay_grad",
+        shape: |rule| rule.decay_grad(shape, *trains),
+        text: shape.to_string(),
+    }
+    /// q, k, v, g, beta, do, boundaries → dq, dk, dv, dg, dbeta. States are recomputed from those at chunk boundaries.
+    ScanGrad(shape: ScanShape) => {
+        name: "scan_grad",
+        shape: |rule| rule.scan_grad(shape),
+        scratch: |step| step.scan(shape, true),
+        bound_by: BoundBy::Attention,
+        cost: |step| step.traffic() + step.scan(shape, 12),
+        text: shape.to_string(),
+    }
+    /// x (T, C), weight (C, K), `[bias (C)]`, slots (T), positions (T) → y (T, C); updates window (L, (K-1)·C): the
+    /// convolution of the tokens of a slot, which are neighbours, with the last K-1 rows of its sequence before them
+    CachedConv { bias: bool } => {
+        name: "cached_conv",
+        shape: |rule| rule.cached_conv(*bias),
+        scratch: |step| step.causal_conv(1),
+        // Only the windows of the slots in use are read and written.
+        cost: |step| Cost::moving(2 * step.output_bytes(0)),
+    }
+    /// q, k, v, g, beta, slots (T), positions (T) → o (T, H·V); updates state (L, H·K·V): `Scan` from the state of the
+    /// slot of each token, which is zero before position 0
+    CachedScan(shape: ScanShape) => {
+        name: "cached_scan",
+        shape: |rule| rule.cached_scan(shape),
+        scratch: |step| step.cached_scan(shape),
+        bound_by: BoundBy::Attention,
+        // Only the states of the slots in use are read and written.
+        cost: |step| Cost::moving(step.inputs_bytes() + step.output_bytes(0)) + step.scan(shape, 3),
         text: shape.to_string(),
     }
 

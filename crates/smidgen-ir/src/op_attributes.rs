@@ -15,6 +15,8 @@ pub enum Activation {
     Gelu,
     /// The gate is a share of up, not an activation.
     Sigmoid,
+    /// The gate itself: the product of two activations.
+    Identity,
     /// min(gate, limit)·sigmoid(alpha·min(gate, limit)), and up is clamped to ±limit, plus 1.
     ClampedSwiglu {
         limit: f32,
@@ -226,6 +228,11 @@ pub(crate) fn scale_text(scale: f32) -> String {
 /// A flag in text forms.
 pub(crate) fn flag_text(is_set: bool, text: &'static str) -> &'static str {
     if is_set { text } else { "" }
+}
+
+/// The number of groups of columns in text forms; empty if it is 1.
+pub(crate) fn groups_text(groups: usize) -> String {
+    if groups == 1 { String::new() } else { format!(" groups={groups}") }
 }
 
 pub(crate) fn logits_text(first_word: usize, softcap: Option<f32>) -> String {

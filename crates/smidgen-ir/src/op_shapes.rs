@@ -10,6 +10,7 @@ mod experts;
 mod fp8;
 mod head;
 mod matmul;
+mod recurrence;
 mod rows;
 mod transfers;
 mod update;

@@ -132,8 +132,10 @@ closed_words! {
         PromptCompletion = "prompt-completion",
         /// One `text`.
         Text = "text",
-        /// `input_ids` and `labels`.
+        /// `input_ids` and `labels`, or the ids that an objective needs.
         Tokens = "tokens",
+        /// `prompt`, `chosen` and `rejected`, or `prompt`, `completion` and `label`.
+        Preference = "preference",
     }
 
     /// Which tokens carry a loss (`data.loss_on`).
@@ -176,6 +178,12 @@ closed_words! {
         InputIds = "input_ids",
         /// The labels of a tokens row.
         Labels = "labels",
+        /// The better answer of a preference row.
+        Chosen = "chosen",
+        /// The worse answer of a preference row.
+        Rejected = "rejected",
+        /// Whether the completion of a preference row is desirable.
+        Label = "label",
     }
 
     /// What happens if rows cannot be used (`data.on_bad_row`).
@@ -206,6 +214,62 @@ closed_words! {
         Drop = "drop",
         /// Its end is cut off, though the transcript stays whole.
         Trim = "trim",
+    }
+
+    /// What a step minimizes (`train.objective`).
+    ObjectiveKind {
+        /// The mean loss per supervised token.
+        Sft = "sft",
+        /// Direct preference optimization, on pairs.
+        Dpo = "dpo",
+        /// Odds ratio preference optimization, on pairs, without a reference.
+        Orpo = "orpo",
+        /// Contrastive preference optimization, on pairs, without a reference.
+        Cpo = "cpo",
+        /// `cpo` with `loss_type = "simpo"` and `cpo_alpha = 0`.
+        Simpo = "simpo",
+        /// Kahneman-Tversky optimization, on completions with a label.
+        Kto = "kto",
+        /// Group relative policy optimization, on answers with rewards.
+        Grpo = "grpo",
+    }
+
+    /// The model that an objective compares with (`train.reference`).
+    ReferenceUse {
+        /// The base, or the start of the adapter where `adapter.init` names one.
+        Auto = "auto",
+        /// The base without adapters.
+        Base = "base",
+        /// The adapter as training finds it.
+        Adapter = "adapter",
+    }
+
+    /// How log-probabilities of the reference come about (`memory.reference`).
+    ReferenceMemory {
+        /// `pass`, or `cached` where the base itself is trained.
+        Auto = "auto",
+        /// By a forward pass in every step.
+        Pass = "pass",
+        /// Computed once before the first step and kept in the run folder.
+        Cached = "cached",
+    }
+
+    /// What rewards are divided by (`train.scale_rewards`).
+    RewardScale {
+        /// The standard deviation of the answers to the same prompt.
+        Group = "group",
+        /// That of all answers of the step.
+        Batch = "batch",
+        /// Nothing.
+        None = "none",
+    }
+
+    /// What a probability ratio belongs to (`train.importance_sampling_level`).
+    RatioLevel {
+        /// A token.
+        Token = "token",
+        /// A whole answer.
+        Sequence = "sequence",
     }
 
     /// Shape of the learning rate after warm-up (`train.schedule`).

@@ -6,6 +6,7 @@
 
 use crate::loss_head::{HeadPiece, LossHead};
 use crate::op_attributes::{AttentionShape, ExpertRows, Router};
+use crate::recurrence::ScanShape;
 use crate::shape::{Extent, Type, align_up};
 use crate::target::{DeviceKind, Precision};
 use crate::workspace_cpu::{self as cpu_sizes, CpuStep, aligned_floats};
@@ -132,6 +133,28 @@ impl<'a> StepInputs<'a> {
         )
     }
 
+    /// The weight of a convolution, which is that input, tap by tap, and its bias.
+    pub fn causal_conv(&self, weight: usize) -> usize {
+        self.scratch(
+            |cpu| {
+                let (channels, taps) = cpu.size(weight);
+                (taps + 1) * channels
+            },
+            |_| 0,
+        )
+    }
+
+    pub fn scan(&self, shape: &ScanShape, gradient: bool) -> usize {
+        self.scratch(
+            |cpu| cpu_sizes::scan_floats(shape, cpu.size(0).0, cpu.threads, gradient),
+            |gpu| if gradient { gpu_sizes::scan_bytes(shape, gpu.size(0).0, gpu.extent.segments) } else { 0 },
+        )
+    }
+
+    pub fn cached_scan(&self, shape: &ScanShape) -> usize {
+        self.scratch(|cpu| cpu_sizes::scan_floats(shape, 0, cpu.threads, false), |_| 0)
+    }
+
     pub fn norm_weight_grad(&self) -> usize {
         self.scratch(
             |cpu| cpu_sizes::norm_partials_floats(cpu.size(0).0, cpu.size(0).1),
@@ -153,11 +176,10 @@ impl<'a> StepInputs<'a> {
         )
     }
 
+    /// A sum for each row and factor on a CPU; on a GPU for groups of rows. The number of factors is that of the update,
+    /// which is at most the number of columns.
     pub fn scale_by_grad(&self) -> usize {
-        self.scratch(
-            |cpu| cpu.size(0).0,
-            |gpu| gpu_sizes::partial_sums_bytes(gpu.size(0).0, 1, gpu_sizes::NORM_GROUPS_PER_PARTIAL),
-        )
+        self.scratch(|cpu| cpu.size(0).0, |gpu| gpu.partial_sums_bytes(gpu_sizes::NORM_GROUPS_PER_PARTIAL))
     }
 
     pub fn scale_columns(&self, bias: bool) -> usize {
@@ -204,6 +226,11 @@ impl<'a> StepInputs<'a> {
                 8 * across * down * gpu_sizes::FOURIER_SUMS
             },
         )
+    }
+
+    /// A GPU needs the numbers of each sequence until all sequences of a micro-batch are done.
+    pub fn objective(&self) -> usize {
+        self.scratch(|_| 0, |gpu| 8 * gpu.size(3).0 * gpu_sizes::OBJECTIVE_COLUMNS)
     }
 
     /// Scratch for the sum of the squares of some inputs.

@@ -5,9 +5,13 @@
 //! the sizes up for each operation. Nothing depends on the model of the GPU, so a plan is the same for all of them.
 
 use crate::op_attributes::AttentionShape;
+use crate::recurrence::ScanShape;
 use crate::shape::{Extent, Type, align_up};
 use crate::storage::{DType, Storage};
 use crate::target::Precision;
+
+/// Numbers that the kernels of an objective keep for each sequence. Must match `objective.cu`.
+pub const OBJECTIVE_COLUMNS: usize = 16;
 
 /// Scratch of one matmul (cuBLASLt's workspace), for sums that are split along the depth.
 pub const MATMUL_BYTES: usize = 32 << 20;
@@ -145,6 +149,28 @@ pub const fn rows_per_partial(rows: usize, least: usize) -> usize {
 pub const fn partial_sums_bytes(rows: usize, columns: usize, least: usize) -> usize {
     let partials = rows.div_ceil(least);
     align_up(4 * columns * if partials < MOST_PARTIALS { partials } else { MOST_PARTIALS })
+}
+
+/// The sizes that tiles of a scan's state are padded to: each of 16 x 16 threads has a square of elements.
+pub const SCAN_SIDES: [usize; 4] = [16, 64, 128, 256];
+
+/// The side of a padded state; `None` if it is larger than the kernels support.
+pub fn scan_side(shape: &ScanShape) -> Option<usize> {
+    SCAN_SIDES.into_iter().find(|side| shape.key_dim.max(shape.value_dim) <= *side)
+}
+
+/// States that the backward pass of a scan stores for a head: those at the beginnings of chunks of all samples, and those
+/// of the tokens of a chunk.
+pub fn scan_states(shape: &ScanShape, tokens: usize, segments: usize) -> [usize; 2] {
+    [tokens / shape.chunk + segments, shape.chunk.min(tokens)]
+}
+
+/// Scratch of the backward pass of a scan: states, and gradients of queries and keys for each head that shares them.
+pub fn scan_bytes(shape: &ScanShape, tokens: usize, segments: usize) -> usize {
+    let side = scan_side(shape).unwrap_or(0);
+    let states = shape.heads * side * side * scan_states(shape, tokens, segments).iter().sum::<usize>();
+    let gradients = if shape.group() > 1 { 2 * tokens * shape.heads * shape.key_dim } else { 0 };
+    align_up(4 * states) + align_up(4 * gradients)
 }
 
 /// Cached positions per block, if several blocks share a query.

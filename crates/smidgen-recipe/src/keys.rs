@@ -7,17 +7,18 @@
 use crate::mix::{COLUMNS, MIX};
 use crate::pins;
 use crate::read::{
-    ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AUDIO_FOLDER, Accepts, BOOLEAN, BUDGET, DEVICE, EPOCHS, EVAL_FILES,
-    F32_ABOVE_ZERO, F32_AT_LEAST_ZERO, F32_BELOW_ONE, FRACTION_BELOW_ONE, INIT, LAYERS, MODEL_PATH,
-    OUTPUT_FOLDER, PARTS, PEAK, PROFILE, RANK, RANK_PATTERN, SEED, TARGETS, TEMPLATE, TRAIN_FILES,
-    TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
+    ABOVE_ZERO, ALPHA_PATTERN, ANY_F32, ANY_TEXT, AUDIO_FOLDER, Accepts, BOOLEAN, BUDGET, DEVICE, EPOCHS,
+    EVAL_FILES, F32_ABOVE_ZERO, F32_AT_LEAST_ZERO, F32_BELOW_ONE, FRACTION_BELOW_ONE, INIT, LAYERS,
+    MODEL_PATH, NUMBERS, OUTPUT_FOLDER, PARTS, PEAK, PROFILE, RANK, RANK_PATTERN, SEED, TARGETS, TEMPLATE,
+    TEXTS, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
 };
 use crate::sections::{Batch, Length, Recipe};
 use crate::toml_text::RenderValue;
 use crate::value::Given;
 use smidgen_ir::words::{
-    AdapterKind, AudioOverflow, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Master, OnBadRow,
-    Optimizer, Overflow, Schedule,
+    AdapterKind, AudioOverflow, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Master,
+    ObjectiveKind, OnBadRow, Optimizer, Overflow, RatioLevel, ReferenceMemory, ReferenceUse, RewardScale,
+    Schedule,
 };
 
 /// One key of a recipe.
@@ -58,6 +59,12 @@ macro_rules! key {
         key!(@ $section.$name, $reader, $meaning,
             |recipe, value| recipe.$section.$name = value,
             |recipe| Some(recipe.$section.$name.render()))
+    };
+    // A setting of the objective, which need not be given.
+    (aim $name:ident, $reader:expr, $meaning:literal) => {
+        key!(@ train.$name, $reader, $meaning,
+            |recipe, value| recipe.train.aim.$name = Some(value),
+            |recipe| recipe.train.aim.$name.as_ref().map(RenderValue::render))
     };
     // A memory choice, stored in one pin.
     (pin $name:ident, $reader:expr, $meaning:literal) => {
@@ -145,7 +152,28 @@ pub(crate) static KEYS: &[Key] = &[
     key!(data.mix, MIX, "more sources of training data: tables `[[data.mix]]` with `path`, `weight` and optionally `format` and `columns`; `data.train` has weight 1; an epoch has as many samples as all sources together"),
     key!(data.shuffle, BOOLEAN, "reshuffle the samples in each epoch, with `train.seed`"),
     //
-    key!(train.batch, count_from::<usize, 1>(), "samples per optimizer step, over all ranks",
+    key!(train.objective, words::<ObjectiveKind>(), "what a step minimizes; all but `sft` need rows of their own and have TRL's keys and defaults, a learning rate of 1e-6 among them"),
+    key!(aim reference, words::<ReferenceUse>(), "dpo, kto, grpo: the model to compare with; auto = the base, or the start of the adapter where `adapter.init` names one"),
+    key!(aim beta, F32_AT_LEAST_ZERO, "strength of the preference, or of the penalty for leaving the reference; default 0.1, for grpo 0"),
+    key!(aim loss_type, TEXTS, "dpo: `sigmoid`, `robust`, `hinge`, `ipo`, `sigmoid_norm`, `sft`, or a list of them; cpo: `sigmoid`, `hinge`, `ipo`, `simpo`, `alphapo`; kto: `kto`, `apo_zero_unpaired`; grpo: `dapo`, `grpo`, `bnpo`, `dr_grpo`"),
+    key!(aim loss_weights, NUMBERS, "dpo: the weight of each loss type; default 1"),
+    key!(aim label_smoothing, F32_BELOW_ONE, "dpo with `robust`, and cpo: assumed share of pairs whose answers are swapped; default 0"),
+    key!(aim simpo_gamma, F32_AT_LEAST_ZERO, "cpo with `simpo`: the margin; default 0.5"),
+    key!(aim cpo_alpha, F32_AT_LEAST_ZERO, "cpo: weight of the negative log-likelihood of chosen answers; default 1"),
+    key!(aim alpha, ANY_F32, "cpo: the exponent of AlphaPO; default 0"),
+    key!(aim desirable_weight, F32_AT_LEAST_ZERO, "kto: weight of desirable completions; default 1"),
+    key!(aim undesirable_weight, F32_AT_LEAST_ZERO, "kto: weight of undesirable completions; default 1"),
+    key!(aim num_generations, count_from::<usize, 2>(), "grpo: answers of a prompt; default 8"),
+    key!(aim num_iterations, count_from::<usize, 1>(), "grpo: updates with the same answers; default 1"),
+    key!(aim max_completion_length, count_from::<usize, 1>(), "grpo: longest answer in tokens; default 512"),
+    key!(aim temperature, F32_ABOVE_ZERO, "grpo: logits are divided by this; default 1"),
+    key!(aim epsilon, F32_AT_LEAST_ZERO, "grpo: how far a ratio may fall below 1; default 0.2"),
+    key!(aim epsilon_high, F32_AT_LEAST_ZERO, "grpo: how far a ratio may rise above 1; default `epsilon`"),
+    key!(aim delta, F32_ABOVE_ZERO, "grpo: upper limit of a ratio outside the clip; default none"),
+    key!(aim scale_rewards, words::<RewardScale>(), "grpo: what rewards are divided by; default `group`"),
+    key!(aim importance_sampling_level, words::<RatioLevel>(), "grpo: one ratio per token or per answer; default `token`"),
+    key!(aim use_bias_correction_kl, BOOLEAN, "grpo: whether the penalty is multiplied by the ratio; default true"),
+    key!(train.batch, count_from::<usize, 1>(), "rows per optimizer step, over all ranks: samples, pairs, or prompts with their answers",
         batch = Batch::Samples, excludes batch_tokens),
     key!(train.batch_tokens, count_from::<usize, 1>(), "instead of `train.batch`: tokens per optimizer step",
         batch = Batch::Tokens, excludes batch),
@@ -187,6 +215,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(pin order, pins::ORDER, "depth: each micro-batch runs through all layers before the next one starts; breadth: all micro-batches of a step run through a layer before the next layer starts, so offloaded weights are fetched once for all of them"),
     key!(pin layers_per_lap, pins::TOKENS, "in breadth-first order, the number of layers that all micro-batches run through before the next ones start; with 2, only every second layer's input is kept for the backward pass, and the weights of two layers are on the device at the same time"),
     key!(pins shard, pins::SHARD, pin_shard, show_shard, "what is divided over ranks; `gradients` includes AdamW's moments, `weights` includes both"),
+    key!(memory.reference, words::<ReferenceMemory>(), "how log-probabilities of the reference come about: by a forward pass in every step, or computed once and kept in the run folder; auto = pass, and cached where the base itself is trained"),
     key!(memory.adapt, BOOLEAN, "replan at a checkpoint if free memory has changed"),
     //
     Key {

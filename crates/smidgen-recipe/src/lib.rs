@@ -6,8 +6,9 @@
 //! Code map: `sections.rs` types and defaults, `keys.rs` the table of keys, `value.rs` and `read.rs` values,
 //! `parse.rs` text to recipe, `render.rs` and `toml_text.rs` recipe to text, `mistake.rs` the report of mistakes,
 //! `suggest.rs` hints, `foreign.rs` and `reasons.rs` settings of other trainers, `model_name.rs` and `dataset_name.rs`
-//! names on the hub, `mix.rs` sources and columns of data, `pins.rs` keys that fix memory choices, `single.rs` one
-//! value on its own, `import` configurations of other tools.
+//! names on the hub, `mix.rs` sources and columns of data, `objective.rs` training objectives, `schema.rs` the keys as a
+//! JSON schema, `pins.rs` keys that fix memory choices, `single.rs` one value on its own, `import` configurations of
+//! other tools.
 
 #![forbid(unsafe_code)]
 
@@ -18,11 +19,13 @@ mod keys;
 mod mistake;
 mod mix;
 mod model_name;
+mod objective;
 mod parse;
 mod pins;
 mod read;
 mod reasons;
 mod render;
+pub mod schema;
 mod sections;
 mod single;
 mod suggest;
@@ -35,13 +38,15 @@ mod tests;
 pub use dataset_name::{DATASET_FORMS, DatasetName};
 pub use mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
 pub use model_name::{HfName, MODEL_PATH_FORMS, NoModelPath, PypiName, parse_model_path};
+pub use objective::{AnswerMean, AnswerSettings, ObjectiveMistake};
 pub use parse::{RecipeSource, gives_key, parse_recipe, read_recipe, read_recipe_source};
 pub use render::{KeyDifference, differences, render_job, render_key_reference};
 pub use sections::{
-    Adapter, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, MixSource, Model,
-    ModelPath, Output, ProfileChoice, Recipe, RecipePath, Targets, Template, Train, Warmup,
+    Adapter, Aim, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, MixSource,
+    Model, ModelPath, Output, ProfileChoice, Recipe, RecipePath, Targets, Template, Train, Warmup,
 };
 pub use smidgen_ir::words::{
     AdapterKind, AudioOverflow, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask,
-    LossOn, Master, OnBadRow, Optimizer, Overflow, Schedule,
+    LossOn, Master, ObjectiveKind, OnBadRow, Optimizer, Overflow, RatioLevel, ReferenceMemory, ReferenceUse,
+    RewardScale, Schedule,
 };

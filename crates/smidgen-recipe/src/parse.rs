@@ -14,6 +14,7 @@ use toml::de::{DeTable, DeValue};
 use crate::foreign::{foreign_key_hint, section_for_foreign};
 use crate::keys::{KEYS, SECTIONS, find_key};
 use crate::mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
+use crate::objective::{APPLICABLE, DEFAULT_LR, ObjectiveMistake};
 use crate::render::render_job;
 use crate::sections::{Adapter, Batch, Model, Recipe, default_alpha};
 use crate::suggest::{
@@ -22,7 +23,9 @@ use crate::suggest::{
 };
 use crate::value::{Given, Value, value_of_toml};
 use smidgen_ir::words::nearest;
-use smidgen_ir::words::{AdapterKind, BaseFormat, Compute, Master};
+use smidgen_ir::words::{
+    AdapterKind, BaseFormat, ClosedWord, Compute, Master, ObjectiveKind, Overflow, ReferenceMemory,
+};
 
 const MAX_RECIPE_BYTES: u64 = 256 << 10;
 
@@ -99,7 +102,11 @@ pub fn parse_recipe(
         if !reading.seen.contains_key("adapter.alpha") {
             reading.recipe.adapter.alpha = default_alpha(reading.recipe.adapter.rank);
         }
+        if !reading.seen.contains_key("train.lr") && reading.recipe.train.objective != ObjectiveKind::Sft {
+            reading.recipe.train.lr = DEFAULT_LR;
+        }
         reading.check_across_keys();
+        reading.check_objective();
         reading.check_split();
         reading.check_size();
         reading.check_fp8();
@@ -152,6 +159,10 @@ impl Recipe {
         }
         if self.adapter.alpha == default_alpha(self.adapter.rank) && key == "adapter.rank" {
             reading.recipe.adapter.alpha = default_alpha(reading.recipe.adapter.rank);
+        }
+        if key == "train.objective" && self.train.lr == Recipe::with_defaults().train.lr {
+            let is_other = reading.recipe.train.objective != ObjectiveKind::Sft;
+            reading.recipe.train.lr = if is_other { DEFAULT_LR } else { self.train.lr };
         }
         *self = reading.recipe;
         Ok(())
@@ -379,6 +390,53 @@ impl Reading<'_> {
             let message = format!("`{key}` has no effect: `{needed}` {but}");
             self.note_given(key, message, &format!("set `{needed}`, or `{key} = {off}`"));
         }
+    }
+
+    /// Keys that the objective does not read, and values that do not suit it.
+    fn check_objective(&mut self) {
+        let kind = self.recipe.train.objective;
+        if self.is_refused("train.objective") {
+            return;
+        }
+        for (name, kinds) in APPLICABLE {
+            if !kinds.contains(&kind) {
+                let read_by: Vec<&str> = kinds.iter().map(|kind| kind.word()).collect();
+                self.note_given(
+                    &format!("train.{name}"),
+                    format!("`train.{name}` has no effect with `train.objective = \"{kind}\"`"),
+                    &format!("remove it; it is a setting of {}", read_by.join(", ")),
+                );
+            }
+        }
+        if let Err(ObjectiveMistake { key, message, hint }) = self.recipe.objective()
+            && !self.is_refused(key)
+        {
+            let place = self.seen.get(key).map_or(Place::Missing, |seen| seen.place.clone());
+            self.note(place, key, message, Some(hint));
+        }
+        let Recipe { train, data, memory, .. } = &self.recipe;
+        let mut inert = Vec::new();
+        if memory.reference != ReferenceMemory::Auto && !self.recipe.has_reference() {
+            let message = format!("`memory.reference` has no effect: `{kind}` as set here has no reference");
+            inert.push(("memory.reference", message, "remove it"));
+        } else if memory.reference == ReferenceMemory::Pass && self.recipe.changes_base() {
+            let message =
+                "`memory.reference = \"pass\"`: training changes the base, so no pass computes the reference";
+            inert.push(("memory.reference", message.into(), "write `memory.reference = \"cached\"`"));
+        }
+        if let Some((key, message, hint)) = self.recipe.refused_reference() {
+            inert.push((key, message, hint));
+        }
+        if kind != ObjectiveKind::Sft && matches!(train.batch, Batch::Tokens(_)) {
+            let message = format!("`train.batch_tokens` cannot be used with `train.objective = \"{kind}\"`");
+            inert.push(("train.batch_tokens", message, "count rows: `train.batch`"));
+        }
+        if kind != ObjectiveKind::Sft && data.overflow == Overflow::Chunk {
+            let message = "`data.overflow = \"chunk\"` would cut an answer into pieces".to_owned();
+            let hint = "`truncate` cuts the end of an answer, `drop` leaves its row out";
+            inert.push(("data.overflow", message, hint));
+        }
+        inert.into_iter().for_each(|(key, message, hint)| self.note_given(key, message, hint));
     }
 
     /// Matmuls in fp8 need weights in fp8.

@@ -108,6 +108,18 @@ pub(crate) const F32_AT_LEAST_ZERO: Reader<f64> = reader("a number of at least 0
 pub(crate) const F32_BELOW_ONE: Reader<f64> =
     reader("a number of at least 0 and below 1", &[], read_f32_below_one);
 
+pub(crate) const ANY_F32: Reader<f64> =
+    reader("a number", &[], |given| given.number().filter(|number| is_in_f32(*number)));
+
+pub(crate) const NUMBERS: Reader<Vec<f64>> = reader("a list of numbers", &[], |given| match given.list() {
+    Some(items) => items.iter().map(|item| (ANY_F32.read)(&given.with(item))).collect(),
+    None => Some(vec![(ANY_F32.read)(given)?]),
+});
+
+pub(crate) const TEXTS: Reader<Vec<String>> = reader("a name, or a list of different names", &[], |given| {
+    read_texts(given).filter(|names| !names.is_empty() && all_different(names))
+});
+
 pub(crate) const TWO_FRACTIONS_BELOW_ONE: Reader<[f64; 2]> =
     reader("a list of two numbers of at least 0 and below 1", &[], |given| {
         let numbers: Option<Vec<f64>> =

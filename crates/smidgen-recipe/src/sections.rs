@@ -12,7 +12,8 @@ use crate::value::parse_count_from_zero;
 use smidgen_ir::Pins;
 use smidgen_ir::words::{
     AdapterKind, AudioOverflow, BaseFormat, Bias, ColumnRole, Compute, DataFormat, EvalTask, LossOn, Master,
-    OnBadRow, Optimizer, Overflow, Schedule,
+    ObjectiveKind, OnBadRow, Optimizer, Overflow, RatioLevel, ReferenceMemory, ReferenceUse, RewardScale,
+    Schedule,
 };
 
 /// What the user asked for, every default filled in: one field per section of a recipe file.
@@ -110,6 +111,8 @@ pub struct MixSource {
 /// `[train]`: batch, length, learning rate, optimizer, saving.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Train {
+    pub objective: ObjectiveKind,
+    pub aim: Aim,
     pub batch: Batch,
     pub length: Length,
     pub lr: f64,
@@ -134,6 +137,31 @@ pub struct Train {
     pub early_stop: u64,
 }
 
+/// The keys of an objective under `[train]`. `None` is the default of the objective.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Aim {
+    pub reference: Option<ReferenceUse>,
+    pub beta: Option<f64>,
+    pub loss_type: Option<Vec<String>>,
+    pub loss_weights: Option<Vec<f64>>,
+    pub label_smoothing: Option<f64>,
+    pub simpo_gamma: Option<f64>,
+    pub cpo_alpha: Option<f64>,
+    pub alpha: Option<f64>,
+    pub desirable_weight: Option<f64>,
+    pub undesirable_weight: Option<f64>,
+    pub num_generations: Option<usize>,
+    pub num_iterations: Option<usize>,
+    pub max_completion_length: Option<usize>,
+    pub temperature: Option<f64>,
+    pub epsilon: Option<f64>,
+    pub epsilon_high: Option<f64>,
+    pub delta: Option<f64>,
+    pub scale_rewards: Option<RewardScale>,
+    pub importance_sampling_level: Option<RatioLevel>,
+    pub use_bias_correction_kl: Option<bool>,
+}
+
 /// `[eval]`: how a model is scored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Eval {
@@ -155,6 +183,7 @@ pub struct Memory {
     pub threads: usize,
     /// Memory choices that the recipe fixes; the solver makes the others.
     pub pins: Pins,
+    pub reference: ReferenceMemory,
     pub adapt: bool,
 }
 
@@ -366,6 +395,8 @@ impl Recipe {
                 shuffle: true,
             },
             train: Train {
+                objective: ObjectiveKind::Sft,
+                aim: Aim::default(),
                 batch: Batch::Samples(16),
                 length: Length::Steps(200),
                 lr: 2e-4,
@@ -392,6 +423,7 @@ impl Recipe {
                 host_budget: Budget::Auto,
                 threads: 0,
                 pins: Pins::default(),
+                reference: ReferenceMemory::Auto,
                 adapt: false,
             },
             expect: Expect { peak_bytes: None },

@@ -11,7 +11,8 @@ use crate::sections::{
 };
 use smidgen_ir::words::{
     AdapterKind, AudioOverflow, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask,
-    LossOn, Master, OnBadRow, Optimizer, Overflow, Schedule,
+    LossOn, Master, ObjectiveKind, OnBadRow, Optimizer, Overflow, RatioLevel, ReferenceMemory, ReferenceUse,
+    RewardScale, Schedule,
 };
 
 /// A value as TOML.
@@ -61,8 +62,13 @@ render_words!(
     LossOn,
     OnBadRow,
     Master,
+    ObjectiveKind,
     Optimizer,
     Overflow,
+    RatioLevel,
+    ReferenceMemory,
+    ReferenceUse,
+    RewardScale,
     Schedule,
 );
 

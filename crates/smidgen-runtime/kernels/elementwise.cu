@@ -110,40 +110,42 @@ extern "C" __global__ void __launch_bounds__(256) place_heads_one(const __grid_c
     place_heads<1>(all);
 }
 
-// ── y = s x with one stored number s; traffic 2 elements ─────────────────────────────────────────
+// ── y = s x with a stored number s for each `width` channels; traffic 2 elements ──────────────────
 
 template <int N>
-__device__ __forceinline__ void scale_spans(const act *x, i64 x_stride, const void *scale, int dtype, act *y,
+__device__ __forceinline__ void scale_spans(const act *x, i64 x_stride, const void *scale, int dtype, int width, act *y,
                                             i64 y_stride, u32 spans_of_row, u32 spans) {
     u32 span = blockIdx.x * blockDim.x + threadIdx.x;
     if (span >= spans)
         return;
     SpanPlace<N> place(span, spans_of_row);
-    const float factor = stored_float(scale, dtype, 0);
     float value[N];
     load_span<N, act>(x + place.at(x_stride), value);
 #pragma unroll
     for (int i = 0; i < N; ++i)
-        value[i] *= factor;
+        value[i] *= stored_float(scale, dtype, (place.column + i) / width);
     store_span<N, act>(y + place.at(y_stride), value);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    scale_by_eight(const act *x, i64 x_stride, const void *scale, int dtype, act *y, i64 y_stride, u32 spans_of_row,
-                   u32 spans) {
-    scale_spans<8>(x, x_stride, scale, dtype, y, y_stride, spans_of_row, spans);
+    scale_by_eight(const act *x, i64 x_stride, const void *scale, int dtype, int width, act *y, i64 y_stride,
+                   u32 spans_of_row, u32 spans) {
+    scale_spans<8>(x, x_stride, scale, dtype, width, y, y_stride, spans_of_row, spans);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    scale_by_one(const act *x, i64 x_stride, const void *scale, int dtype, act *y, i64 y_stride, u32 spans_of_row,
-                 u32 spans) {
-    scale_spans<1>(x, x_stride, scale, dtype, y, y_stride, spans_of_row, spans);
+    scale_by_one(const act *x, i64 x_stride, const void *scale, int dtype, int width, act *y, i64 y_stride,
+                   u32 spans_of_row, u32 spans) {
+    scale_spans<1>(x, x_stride, scale, dtype, width, y, y_stride, spans_of_row, spans);
 }
 
-// Block p writes the sum of x dy over `rows_per_partial` rows to `partials[p]`. Traffic: 2 elements.
+// Block (p, n) writes the sum of x dy over `rows_per_partial` rows and the n-th `columns` channels to row p of `partials`.
+// Traffic: 2 elements.
 extern "C" __global__ void __launch_bounds__(256)
     dot_partials(const act *x, i64 x_stride, const act *dy, i64 dy_stride, int rows, int columns, int rows_per_partial,
                  float *partials) {
+    x += (i64)blockIdx.y * columns;
+    dy += (i64)blockIdx.y * columns;
     const int first = blockIdx.x * rows_per_partial, last = min(first + rows_per_partial, rows);
     float sum = 0.0f;
     for (int row = first; row < last; ++row)
@@ -152,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(256)
             sum += to_float(x[row * x_stride + column]) * to_float(dy[row * dy_stride + column]);
     sum = block_sum(sum);
     if (threadIdx.x == 0)
-        partials[blockIdx.x] = sum;
+        partials[(i64)blockIdx.x * gridDim.y + blockIdx.y] = sum;
 }
 
 // The gradient of the sinks of attention. A sink s of a head has the share p = exp(s - lse) of each query and no value, so

@@ -142,11 +142,16 @@ __device__ __forceinline__ void clear_row(act *row, i32 vocabulary, i32 groups) 
         row[column] = to_act(0.0f);
 }
 
-// Without `gradient` the logits stay unchanged. `weight` is one f64. A label that is neither ignored nor in the
+// The weight of a row: its own, or the one that all rows have.
+__device__ __forceinline__ float weight_of_row(const double *weight, const float *row_weights) {
+    return row_weights ? row_weights[blockIdx.x] : (float)*weight;
+}
+
+// Without `gradient` the logits stay unchanged. A label that is neither ignored nor in the
 // vocabulary gives a NaN loss.
 template <typename Cap>
 __device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight, i32 label, const double *weight,
-                                            float *row_loss, const Cap &cap, i32 gradient) {
+                                            const float *row_weights, float *row_loss, const Cap &cap, i32 gradient) {
     const i32 groups = eight ? vocabulary / 8 : 0;
     if (label == IGNORED_LABEL) {
         if (gradient)
@@ -166,7 +171,7 @@ __device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight,
     const double sum = block_sum((double)(running.sum * power_of_e(running.largest - largest)));
 
     if (gradient) {
-        const RowSoftmax softmax = {largest, (float)(1.0 / sum), (float)*weight, label};
+        const RowSoftmax softmax = {largest, (float)(1.0 / sum), weight_of_row(weight, row_weights), label};
         gradients_of_row(row, vocabulary, groups, softmax, cap);
     }
     if (threadIdx.x == 0)
@@ -175,29 +180,30 @@ __device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight,
 
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
     softmax_loss(act *logits, i64 stride, i32 vocabulary, i32 eight, const i32 *labels, const double *weight,
-                 float *row_losses, i32 gradient) {
+                 const float *row_weights, float *row_losses, i32 gradient) {
     const NoCap cap;
     loss_of_row(logits + (i64)blockIdx.x * stride, vocabulary, eight, labels[blockIdx.x], weight,
-                row_losses + blockIdx.x, cap, gradient);
+                row_weights, row_losses + blockIdx.x, cap, gradient);
 }
 
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
     softmax_loss_capped(act *logits, i64 stride, i32 vocabulary, i32 eight, const i32 *labels, const double *weight,
-                        float *row_losses, i32 gradient, float softcap) {
+                        const float *row_weights, float *row_losses, i32 gradient, float softcap) {
     const SoftCap cap = {softcap, 1.0f / softcap};
     loss_of_row(logits + (i64)blockIdx.x * stride, vocabulary, eight, labels[blockIdx.x], weight,
-                row_losses + blockIdx.x, cap, gradient);
+                row_weights, row_losses + blockIdx.x, cap, gradient);
 }
 
-// loss += weight * the sum of rows, by one block, in an order that depends only on their number.
+// loss += weight * the sum of rows, by one block, in an order that depends only on their number. With a weight for each
+// row, the sum has these weights.
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
-    sum_losses(const float *row_losses, i32 rows, const double *weight, double *loss) {
+    sum_losses(const float *row_losses, i32 rows, const double *weight, const float *row_weights, double *loss) {
     double sum = 0.0;
     for (i32 row = threadIdx.x; row < rows; row += LOSS_THREADS)
-        sum += (double)row_losses[row];
+        sum += (double)row_losses[row] * (row_weights ? (double)row_weights[row] : 1.0);
     sum = block_sum(sum);
     if (threadIdx.x == 0)
-        *loss += sum * *weight;
+        *loss += row_weights ? sum : sum * *weight;
 }
 
 // ── a head in pieces ─────────────────────────────────────────────────────────────────────────────
@@ -242,8 +248,8 @@ __device__ __forceinline__ void sums_of_row(const HeadRow &head, const float *be
 }
 
 template <typename Cap>
-__device__ __forceinline__ void head_gradients_of_row(const HeadRow &head, const double *weight, const float *sums,
-                                                      const Cap &cap) {
+__device__ __forceinline__ void head_gradients_of_row(const HeadRow &head, const double *weight,
+                                                      const float *row_weights, const float *sums, const Cap &cap) {
     if (head.label == IGNORED_LABEL) {
         clear_row(head.row, head.words, head.groups);
         return;
@@ -251,7 +257,8 @@ __device__ __forceinline__ void head_gradients_of_row(const HeadRow &head, const
     const float *own = sums + (i64)blockIdx.x * 3;
     // If the label is in another piece, no column matches it.
     const i32 column = head.has_label() ? head.column : -1;
-    const RowSoftmax softmax = {reference(own[0]), (float)(1.0 / (double)own[1]), (float)*weight, column};
+    const RowSoftmax softmax = {reference(own[0]), (float)(1.0 / (double)own[1]), weight_of_row(weight, row_weights),
+                                column};
     gradients_of_row(head.row, head.words, head.groups, softmax, cap);
 }
 
@@ -271,32 +278,33 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
 
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
     head_grad(act *logits, i64 stride, i32 words, i32 eight, const i32 *labels, i32 first_word, const double *weight,
-              const float *sums) {
+              const float *row_weights, const float *sums) {
     const NoCap cap;
-    head_gradients_of_row(HeadRow(logits, stride, words, eight, labels, first_word), weight, sums, cap);
+    head_gradients_of_row(HeadRow(logits, stride, words, eight, labels, first_word), weight, row_weights, sums, cap);
 }
 
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
     head_grad_capped(act *logits, i64 stride, i32 words, i32 eight, const i32 *labels, i32 first_word,
-                     const double *weight, const float *sums, float softcap) {
+                     const double *weight, const float *row_weights, const float *sums, float softcap) {
     const SoftCap cap = {softcap, 1.0f / softcap};
-    head_gradients_of_row(HeadRow(logits, stride, words, eight, labels, first_word), weight, sums, cap);
+    head_gradients_of_row(HeadRow(logits, stride, words, eight, labels, first_word), weight, row_weights, sums, cap);
 }
 
 // loss += weight * the sum of the row losses, by one block; the row losses are written unless the pointer is null.
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
-    head_loss(const float *sums, i32 rows, const double *weight, double *loss, float *row_losses) {
+    head_loss(const float *sums, i32 rows, const double *weight, const float *row_weights, double *loss,
+              float *row_losses) {
     double sum = 0.0;
     for (i32 row = threadIdx.x; row < rows; row += LOSS_THREADS) {
         const float *own = sums + (i64)row * 3;
         const float nll = (float)((double)reference(own[0]) + log((double)own[1]) - (double)own[2]);
         if (row_losses)
             row_losses[row] = nll;
-        sum += (double)nll;
+        sum += (double)nll * (row_weights ? (double)row_weights[row] : 1.0);
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0)
-        *loss += sum * *weight;
+        *loss += row_weights ? sum : sum * *weight;
 }
 
 // Rounds f32 sums to activations; one block handles some columns of a row.

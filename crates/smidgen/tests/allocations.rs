@@ -157,7 +157,8 @@ fn large_allocations_of_epochs(path: &Path, batch: BatchSize) -> usize {
     store_token_rows(reading, 1, &mut builder, &mut BadRows::default(), |_| {}).unwrap();
     let set = builder.finish().unwrap();
     assert!(set.len() * size_of::<u32>() > LARGE_BYTES, "an epoch is too small to show anything");
-    let options = BatchOptions { batch, run_length: RunLength::Epochs(4.0), seed: 1, shuffle: true };
+    let options =
+        BatchOptions { batch, run_length: RunLength::Epochs(4.0), seed: 1, shuffle: true, repeats: 1 };
     let batches = BatchPlan::new(&set, options).unwrap();
     let before = LARGE_ALLOCATIONS.load(Ordering::Relaxed);
     let mut samples = 0;

@@ -7,8 +7,8 @@
 //! below the lowest adapted layer, and no weight gradient for frozen weights.
 
 use smidgen_ir::{
-    ByValue, Entry, ExpertRows, Extent, Graph, HeadPart, Node, Norm, Op, Phase, Router, ValueId, ValueSet,
-    ops_without_gradient,
+    ByValue, DecayShape, Entry, ExpertRows, Extent, Graph, HeadPart, Node, Norm, Op, Phase, Router,
+    ScanShape, ValueId, ValueSet, ops_without_gradient,
 };
 
 /// A part of the gradient of a value, times a factor. A factor is carried through linears to their matmuls, so that a
@@ -30,10 +30,11 @@ enum Part {
         /// If the matrix holds those of all experts: its rows, and the expert of each row of `d`.
         experts: Option<(ExpertRows, ValueId)>,
     },
-    /// The gradient of the columns from `first` on.
+    /// The gradient of the columns from `first` on of each of `groups` equal parts.
     Columns {
         d: ValueId,
         first: usize,
+        groups: usize,
     },
     /// The gradient of some columns of each head, in `d`.
     Heads {
@@ -148,7 +149,7 @@ impl Backward<'_> {
                         of_rows = Some(rows);
                     }
                 }
-                Part::Columns { d, first } => columns.push((first, d)),
+                Part::Columns { d, first, groups } => columns.push((groups, first, d)),
                 Part::Heads { d, part, heads } => of_heads.push((heads, part, d)),
             }
         }
@@ -185,23 +186,23 @@ impl Backward<'_> {
     }
 
     /// Gradients of all columns of a value from those of some columns: one, unless some of them overlap.
-    fn placed_columns(&mut self, value: ValueId, mut parts: Vec<(usize, ValueId)>) -> Vec<ValueId> {
+    fn placed_columns(&mut self, value: ValueId, mut parts: Vec<(usize, usize, ValueId)>) -> Vec<ValueId> {
         let width = |graph: &Graph, value: ValueId| graph.value(value).ty.shape.at(&Extent::default()).1;
         let (columns, name) = (width(self.graph, value), self.name_of_gradient(value));
         let mut placed = Vec::new();
         while !parts.is_empty() {
             parts.sort();
-            let (mut end, mut now) = (0, Vec::new());
-            parts.retain(|&(first, d)| {
-                let fits = first >= end;
+            let (groups, mut end, mut now) = (parts[0].0, 0, Vec::new());
+            parts.retain(|&(groups_of_part, first, d)| {
+                let fits = groups_of_part == groups && first >= end;
                 if fits {
-                    end = first + width(self.graph, d);
+                    end = first + width(self.graph, d) / groups;
                     now.push((first, d));
                 }
                 !fits
             });
             let (firsts, inputs) = now.into_iter().unzip();
-            let op = Op::PlaceColumns { firsts, columns };
+            let op = Op::PlaceColumns { firsts, columns: columns / groups, groups };
             placed.push(self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0]);
         }
         placed
@@ -251,9 +252,9 @@ impl Backward<'_> {
                     );
                 }
             }
-            Op::SliceColumns { first, .. } => {
+            Op::SliceColumns { first, groups, .. } => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
-                    let part = Part::Columns { d, first: *first };
+                    let part = Part::Columns { d, first: *first, groups: *groups };
                     self.contribute(node.inputs[0], Contribution { part, factor: 1.0 });
                 }
             }
@@ -303,10 +304,9 @@ impl Backward<'_> {
             Op::LayerNorm { eps, bias } => self.layer_norm(node, *eps, *bias),
             Op::Scale { .. } => self.one_gradient(node, node.op.clone(), |_, d| vec![d]),
             Op::Act(kind) => self.one_gradient(node, Op::ActGrad(*kind), |x, d| vec![x, d]),
-            Op::CausalConv { .. } => {
-                let op = Op::CausalConv { backward: true };
-                self.one_gradient(node, op, |_, d| vec![d, node.inputs[1], node.inputs[2]]);
-            }
+            Op::CausalConv { bias, .. } => self.causal_conv(node, *bias),
+            Op::Decay(shape) => self.decay(node, *shape),
+            Op::Scan(shape) => self.scan(node, *shape),
             Op::AddBias => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
                     self.bias_gradient(node.inputs[1], d, 1.0);
@@ -314,6 +314,8 @@ impl Backward<'_> {
                 }
             }
             Op::ChunkAttention(shape) => self.attention(node, Op::ChunkAttentionGrad(*shape), None),
+            // An objective's weights are constants: the gradient passes through the loss that they weight.
+            Op::Objective(_) => {}
             // They have no trained leaves among their inputs: they only turn positions, choices or sound into inputs of the
             // layers.
             Op::Dispatch { .. }
@@ -416,6 +418,47 @@ impl Backward<'_> {
         let name = self.name_of_gradient(x);
         let dx = self.emit(op(addend.is_some()), inputs, vec![], &[name])[0];
         self.contribute(x, Contribution::value(dx));
+    }
+
+    fn causal_conv(&mut self, node: &Node, bias: bool) {
+        let Some(d) = self.gradient(node.outputs[0]) else { return };
+        let (x, reach, weight) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+        if bias {
+            self.bias_gradient(node.inputs[3], d, 1.0);
+        }
+        if let Some(gradient) = self.graph.gradient_of(weight) {
+            self.emit(Op::CausalConvWeightGrad, vec![x, d, reach], vec![gradient], &[]);
+        }
+        self.add_gradient(x, Op::CausalConv { bias: false, backward: true }, vec![d, reach, weight]);
+    }
+
+    /// The gradients of both outputs come from one scan.
+    fn decay(&mut self, node: &Node, shape: DecayShape) {
+        let gradients: Vec<ValueId> =
+            node.outputs.iter().filter_map(|output| self.gradient(*output)).collect();
+        if gradients.is_empty() {
+            return;
+        }
+        let vectors = [node.inputs[1], node.inputs[2]].map(|vector| self.graph.gradient_of(vector));
+        let op = Op::DecayGrad { shape, trains: vectors.map(|gradient| gradient.is_some()) };
+        let projections: Vec<ValueId> =
+            [0, 3].into_iter().filter_map(|input| node.inputs.get(input)).copied().collect();
+        let names: Vec<String> = projections.iter().map(|value| self.name_of_gradient(*value)).collect();
+        let inputs = [node.inputs.as_slice(), &gradients].concat();
+        let updates = vectors.into_iter().flatten().collect();
+        for (value, d) in projections.iter().zip(self.emit(op, inputs, updates, &names)) {
+            self.contribute(*value, Contribution::value(d));
+        }
+    }
+
+    fn scan(&mut self, node: &Node, shape: ScanShape) {
+        let Some(d) = self.gradient(node.outputs[0]) else { return };
+        let (operands, boundaries) = node.inputs.split_at(5);
+        let names: Vec<String> = operands.iter().map(|value| self.name_of_gradient(*value)).collect();
+        let inputs = [operands, &[d], boundaries].concat();
+        for (value, gradient) in operands.iter().zip(self.emit(Op::ScanGrad(shape), inputs, vec![], &names)) {
+            self.contribute(*value, Contribution::value(gradient));
+        }
     }
 
     fn scale_by(&mut self, node: &Node) {

@@ -6,20 +6,22 @@
 //! and `encode` for audio. The leaves are in `leaves.rs`, a linear with its adapter in `linear.rs`.
 
 use crate::adapter::LoraModule;
-use crate::leaves::{Leaves, add_leaves, cache_names};
+use crate::leaves::{Leaves, REFERENCE_COPY, add_leaves, cache_names};
 use crate::model::audio::{AudioInput, AudioSpec};
 use crate::model::layer::{
-    ATTENTION_OUTPUT, AttentionSpec, FeedForward, GatedSpec, KeysAndValues, LAYER_SCALAR, LayerSpec, Mixer,
-    NormForm, NormSpec, NormedChannels, OUTPUT_GATE, QK_NORMS, QKV, QkNorm, Rotation, SINKS, TOKEN_GATE,
-    TOKEN_PROJECTION, TokenInput,
+    AttentionSpec, FeedForward, GatedSpec, KeysAndValues, LAYER_SCALAR, LayerSpec, Mixer, NormForm, NormSpec,
+    NormedChannels, OUTPUT_GATE, OutputGate, QkNorm, Rotation, SINKS, TOKEN_GATE, TOKEN_PROJECTION,
+    TokenInput,
 };
 use crate::model::spec::{
-    DecoderSpec, EMBEDDING, EmbeddingSpec, FINAL_NORM, PER_LAYER_EMBEDDING, PER_LAYER_NORM,
-    PER_LAYER_PROJECTION, PerLayerEmbedding,
+    DecoderSpec, EMBEDDING, EmbeddingSpec, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION,
+    PerLayerEmbedding,
 };
 use crate::names::{input, state};
-use crate::request::{AdapterForm, Purpose, Request};
-use smidgen_ir::{Activation, DType, Entry, Graph, LossHead, Node, Norm, Op, Phase, Rounded, ValueId};
+use crate::request::{AdapterForm, Purpose, Reference, Request};
+use smidgen_ir::{
+    Activation, DType, Entry, Graph, LossHead, Node, Norm, Objective, Op, Phase, Rounded, ValueId,
+};
 use std::collections::HashMap;
 
 /// All leaves, and the forward nodes of each entry point that the purpose needs.
@@ -33,6 +35,9 @@ pub fn build_graph(request: &Request, purpose: Purpose, loss_chunk: usize) -> Gr
         Purpose::Generation => vec![Entry::Refresh, Entry::Decode],
         Purpose::Encoding => vec![Entry::Refresh, Entry::Encode],
     };
+    if purpose == Purpose::Training && request.reference.is_some() {
+        entries.push(Entry::Reference);
+    }
     if purpose == Purpose::Training && request.decode.is_some() {
         entries.push(Entry::Decode);
     }
@@ -40,9 +45,12 @@ pub fn build_graph(request: &Request, purpose: Purpose, loss_chunk: usize) -> Gr
         let nodes = match entry {
             Entry::Update | Entry::Collect => vec![],
             Entry::Refresh => build_refresh(&mut graph, &leaves, request),
-            Entry::MicroStep | Entry::Eval | Entry::Logits | Entry::Decode | Entry::Encode => {
-                build_entry(&mut graph, &mut leaves, request, entry, loss_chunk)
-            }
+            Entry::MicroStep
+            | Entry::Eval
+            | Entry::Reference
+            | Entry::Logits
+            | Entry::Decode
+            | Entry::Encode => build_entry(&mut graph, &mut leaves, request, entry, loss_chunk),
         };
         graph.entries.push((entry, nodes));
     }
@@ -66,7 +74,10 @@ fn build_entry(
     loss_chunk: usize,
 ) -> Vec<Node> {
     let training = entry == Entry::MicroStep;
-    let adapters = request.adapters.iter().enumerate().map(|(i, module)| (module.path.as_str(), (i, module)));
+    let is_reference = entry == Entry::Reference;
+    let is_adapted = !is_reference || request.reference == Some(Reference::Adapter);
+    let adapters = request.adapters.iter().filter(|_| is_adapted).enumerate();
+    let adapters = adapters.map(|(i, module)| (module.path.as_str(), (i, module)));
     let mut builder = Builder {
         graph,
         nodes: Vec::new(),
@@ -78,6 +89,7 @@ fn build_entry(
         element: request.activations(),
         prefix: match entry {
             Entry::Eval => "eval.",
+            Entry::Reference => "reference.",
             Entry::Decode => "decode.",
             Entry::MicroStep
             | Entry::Update
@@ -90,6 +102,7 @@ fn build_entry(
         block: None,
         encoder_layers: request.encoder_layers(),
         cached: entry == Entry::Decode,
+        adapter_copy: if is_reference { REFERENCE_COPY } else { "" },
         keys_and_values: HashMap::new(),
         audio: request.audio_spec().map(|spec| (spec, request.audio)),
     };
@@ -99,9 +112,8 @@ fn build_entry(
     }
     let hidden = builder.decoder();
     match entry {
-        Entry::MicroStep | Entry::Eval => {
-            let row_losses = request.row_losses && !training;
-            builder.loss(hidden, loss_chunk, training, row_losses);
+        Entry::MicroStep | Entry::Eval | Entry::Reference => {
+            builder.loss(hidden, loss_chunk, entry, request);
         }
         _ => builder.logits(hidden),
     }
@@ -150,6 +162,8 @@ pub(crate) struct Builder<'a> {
     pub encoder_layers: usize,
     /// Whether keys and values go through the caches.
     pub cached: bool,
+    /// What precedes the names of the adapters' tensors: nothing, or a copy's prefix.
+    pub adapter_copy: &'static str,
     /// Normed and rotated keys, and values, of each layer so far.
     pub keys_and_values: HashMap<usize, [ValueId; 2]>,
     /// The audio encoder and the form of its input, if there is sound.
@@ -172,7 +186,7 @@ impl Builder<'_> {
     }
 
     /// The layer of the nodes that are being built, counting blocks of the audio encoder first.
-    fn place(&self) -> Option<usize> {
+    pub fn place(&self) -> Option<usize> {
         self.layer.map(|layer| self.encoder_layers + layer).or(self.block)
     }
 
@@ -244,7 +258,7 @@ impl Builder<'_> {
     /// Adds to x (T, C) what a layer makes of its part of `embeddings` (T, L·P).
     fn token_input(&mut self, layer: usize, input: TokenInput, x: ValueId, embeddings: ValueId) -> ValueId {
         let TokenInput { width, activation, norm } = input;
-        let slice = Op::SliceColumns { first: layer * width, columns: width };
+        let slice = Op::SliceColumns { first: layer * width, columns: width, groups: 1 };
         let token = self.emit1(slice, vec![embeddings], "token"); // (T, P)
         let gate = self.linear(x, TOKEN_GATE, "token.gate"); // (T, P)
         let a = self.gated(activation, gate, token, "token.act"); // (T, P)
@@ -273,6 +287,7 @@ impl Builder<'_> {
         let n = self.stream_norm(x, norms.before_mixer, "attn.norm"); // (T, C)
         let y = match &layer.mixer {
             Mixer::Attention(attention) => self.attention_mixer(attention, n, tables), // (T, C)
+            Mixer::Recurrent(recurrent) => self.recurrent_mixer(recurrent, n),         // (T, C)
         };
         let y = self.stream_norm(y, norms.after_mixer, "attn.out_normed");
         let mid = self.add(x, y, layer.residual_scale, "mid");
@@ -289,8 +304,10 @@ impl Builder<'_> {
     fn attention_mixer(&mut self, attention: &AttentionSpec, n: ValueId, tables: &[ValueId]) -> ValueId {
         let [q_rows, kv_rows] = attention.rows();
         let (layer, head_dim) = (self.layer.expect("attention belongs to a layer"), attention.head_dim);
-        let (path, [q_path, k_path, v_path]) = QKV;
-        let (q_part, k_part, v_part) = (("attn.q", q_rows), ("attn.k", kv_rows), ("attn.v", kv_rows));
+        let (path, [q_path, k_path, v_path]) = (attention.paths.fused, attention.paths.qkv);
+        let is_doubled = attention.gate == OutputGate::OfQueries;
+        let q_part = if is_doubled { ("attn.q_and_gate", 2 * q_rows) } else { ("attn.q", q_rows) };
+        let (k_part, v_part) = (("attn.k", kv_rows), ("attn.v", kv_rows));
         let (mut q, projected) = match attention.source {
             KeysAndValues::Projected => {
                 let paths = (path, [q_path, k_path, v_path]);
@@ -301,9 +318,16 @@ impl Builder<'_> {
                 let [q, k] = self.projections(n, false, (path, [q_path, k_path]), [q_part, k_part]);
                 (q, Some((k, k)))
             }
-            KeysAndValues::OfLayer(_) => (self.linear(n, q_path, "attn.q"), None),
+            KeysAndValues::OfLayer(_) => (self.linear(n, q_path, q_part.0), None),
             KeysAndValues::Latent(latent) => return self.latent_attention(attention, &latent, n, tables),
         };
+        let mut gate = None;
+        if is_doubled {
+            let both = q;
+            let half = |first| Op::SliceColumns { first, columns: head_dim, groups: attention.heads };
+            q = self.emit1(half(0), vec![both], "attn.q"); // (T, H·D)
+            gate = Some(self.emit1(half(head_dim), vec![both], "attn.gate")); // (T, H·D)
+        }
         q = self.head_norm(attention, q, 0, "attn.q_normed"); // (T, H·D)
         q = self.rotated(
             attention.rope.map(|rope| (rope.queries, rope)),
@@ -327,18 +351,20 @@ impl Builder<'_> {
             self.keys_and_values.insert(layer, [k, v]);
         }
         let mut o = self.attention(attention, q, projected.is_some()); // (T, H·D)
-        if attention.is_gated {
-            let gate = self.linear(n, OUTPUT_GATE, "attn.gate"); // (T, H·D)
+        if attention.gate == OutputGate::Projected {
+            gate = Some(self.linear(n, OUTPUT_GATE, "attn.gate")); // (T, H·D)
+        }
+        if let Some(gate) = gate {
             o = self.gated(Activation::Sigmoid, gate, o, "attn.gated"); // (T, H·D)
         }
-        self.linear(o, ATTENTION_OUTPUT, "attn.out") // (T, C)
+        self.linear(o, attention.paths.output, "attn.out") // (T, C)
     }
 
     /// Queries or keys after their norm, if they have one.
     fn head_norm(&mut self, attention: &AttentionSpec, x: ValueId, which: usize, output: &str) -> ValueId {
         match attention.qk_norm {
             Some(QkNorm { norm, has_weights: true, .. }) => {
-                self.norm(x, NormForm::Rms(norm), QK_NORMS[which], output)
+                self.norm(x, NormForm::Rms(norm), attention.paths.norms[which], output)
             }
             Some(QkNorm { norm, over, .. }) => {
                 let channels = match over {
@@ -422,27 +448,74 @@ impl Builder<'_> {
     }
 
     /// A norm without a weight, of groups of so many channels.
-    fn plain_norm(&mut self, x: ValueId, norm: Norm, channels: usize, output: &str) -> ValueId {
+    pub fn plain_norm(&mut self, x: ValueId, norm: Norm, channels: usize, output: &str) -> ValueId {
         self.emit1(Op::RmsNorm { norm, unweighted: Some(channels) }, vec![x], output)
     }
 
     /// The normed rows that carry a loss, and h, B and scale of an adapter on the head.
-    fn head_input(&mut self, x: ValueId) -> (ValueId, Option<(ValueId, ValueId, f32)>) {
+    fn head_input(
+        &mut self,
+        x: ValueId,
+        objective: Option<&Objective>,
+    ) -> (ValueId, Option<(ValueId, ValueId, f32)>) {
         let rows = self.emit1(Op::GatherRows, vec![x, self.leaf(input::ROWS)], "head.rows"); // (S, C)
-        let mut n = self.norm(rows, self.spec.final_norm, FINAL_NORM, "head.norm"); // (S, C)
-        if self.spec.head.scale != 1.0 {
-            n = self.scaled(n, self.spec.head.scale, "head.scaled"); // (S, C)
+        let mut n = self.norm(rows, self.spec.final_norm, &self.spec.final_norm_tensor(), "head.norm"); // (S, C)
+        let temperature = objective.map_or(1.0, Objective::temperature);
+        let scale = (f64::from(self.spec.head.scale) / temperature) as f32;
+        if scale != 1.0 {
+            n = self.scaled(n, scale, "head.scaled"); // (S, C)
         }
         (n, self.head_adapter(n))
     }
 
-    /// Final norm, head and loss over the supervised rows.
-    fn loss(&mut self, x: ValueId, chunk: usize, gradient: bool, row_losses: bool) {
-        let (n, adapter) = self.head_input(x);
+    /// Final norm, head and loss over the supervised rows. An objective first needs the log-probability of every row,
+    /// which it turns into weights; then the same loss is taken with these weights.
+    fn loss(&mut self, x: ValueId, chunk: usize, entry: Entry, request: &Request) {
+        let (n, adapter) = self.head_input(x, request.objective.as_ref());
+        let training = entry == Entry::MicroStep;
+        let weight = self.leaf(input::LOSS_WEIGHT);
+        let sum = if training { state::LOSS } else { state::EVAL_LOSS };
+        let Some(objective) = &request.objective else {
+            let rows = request.row_losses && !training;
+            return self.head_loss(
+                (n, adapter),
+                chunk,
+                training,
+                weight,
+                sum,
+                rows.then_some(state::ROW_LOSSES),
+            );
+        };
+        self.head_loss((n, adapter), chunk, false, weight, state::UNREAD_LOSS, Some(state::ROW_LOSSES));
+        if entry == Entry::Reference {
+            return;
+        }
+        let inputs = [state::ROW_LOSSES, input::LOSS_WEIGHT, input::SEQUENCE_ROWS, input::SEQUENCES];
+        let before = objective.reads_rows().then_some(input::ROWS_BEFORE);
+        let inputs = inputs.into_iter().chain(before).map(|name| self.leaf(name)).collect();
+        let updates = [sum, state::FIGURES].map(|name| self.leaf(name)).to_vec();
+        let names = [format!("{}row_weights", self.prefix)];
+        let place = (Phase::Forward, None);
+        let op = Op::Objective(objective.clone());
+        let weights = self.graph.emit(&mut self.nodes, op, inputs, updates, &names, place)[0];
+        if training {
+            self.head_loss((n, adapter), chunk, true, weights, state::UNREAD_LOSS, None);
+        }
+    }
+
+    /// Adds weight·Σ NLL to a sum, perhaps with gradients, perhaps with the NLL of each row.
+    fn head_loss(
+        &mut self,
+        (n, adapter): (ValueId, Option<(ValueId, ValueId, f32)>),
+        chunk: usize,
+        gradient: bool,
+        weight: ValueId,
+        sum: &str,
+        rows: Option<&str>,
+    ) {
         let head = self.leaves.multiplied(self.spec.head_tensor());
-        let mut inputs = vec![n, head, self.leaf(input::LABELS), self.leaf(input::LOSS_WEIGHT)];
-        let loss = self.leaf(if gradient { state::LOSS } else { state::EVAL_LOSS });
-        let (mut updates, mut outputs) = (vec![loss], Vec::new());
+        let mut inputs = vec![n, head, self.leaf(input::LABELS), weight];
+        let (mut updates, mut outputs) = (vec![self.leaf(sum)], Vec::new());
         if gradient {
             outputs.push("head.d_norm".to_string());
         }
@@ -455,23 +528,21 @@ impl Builder<'_> {
         }
         let head_gradient = self.graph.gradient_of(head).filter(|_| gradient);
         updates.extend(head_gradient);
-        if row_losses {
-            updates.push(self.leaf(state::ROW_LOSSES));
-        }
+        updates.extend(rows.map(|rows| self.leaf(rows)));
         let op = Op::LmHeadLoss(LossHead {
             chunk,
             gradient,
             lora: adapter.map(|(_, _, scale)| scale),
             train_head: head_gradient.is_some(),
             softcap: self.spec.head.softcap,
-            row_losses,
+            row_losses: rows.is_some(),
         });
         self.graph.emit(&mut self.nodes, op, inputs, updates, &outputs, (Phase::Forward, None));
     }
 
     /// The logits of the chosen rows, for the host to read.
     fn logits(&mut self, x: ValueId) {
-        let (n, adapter) = self.head_input(x);
+        let (n, adapter) = self.head_input(x, None);
         let mut inputs = vec![n, self.leaves.multiplied(self.spec.head_tensor())];
         if let Some((h, b, _)) = adapter {
             inputs.extend([h, b]);

@@ -7,7 +7,7 @@
 //! and values instead of latents. Heads are moved, not computed, so a backward pass assembles them again.
 
 use crate::forward::Builder;
-use crate::model::layer::{ATTENTION_OUTPUT, AttentionSpec, LATENT, LatentSpec, NormForm, QKV, QUERY_LATENT};
+use crate::model::layer::{AttentionSpec, LATENT, LatentSpec, NormForm, QUERY_LATENT};
 use smidgen_ir::{HeadPart, Op, ValueId};
 
 impl Builder<'_> {
@@ -23,7 +23,7 @@ impl Builder<'_> {
         let (layer, heads, width) =
             (self.layer.expect("attention belongs to a layer"), attention.heads, attention.head_dim);
         let rope = attention.rope.expect("latent attention has rotated channels");
-        let q = self.latent_queries(latent, n); // (T, H·(P+R))
+        let q = self.latent_queries(attention, latent, n); // (T, H·(P+R))
         let turned_first = [(q, heads, plain, rotated, 0), (q, heads, 0, plain, rotated)];
         let q = self.heads(heads, width, &turned_first, "attn.q_heads"); // (T, H·D)
         let mut q = self.rotated(Some((rope.queries, rope)), heads, q, tables, "attn.q_turned");
@@ -42,12 +42,12 @@ impl Builder<'_> {
         if value < width {
             o = self.heads(heads, value, &[(o, heads, 0, value, 0)], "attn.o_heads"); // (T, H·V)
         }
-        self.linear(o, ATTENTION_OUTPUT, "attn.out") // (T, C)
+        self.linear(o, attention.paths.output, "attn.out") // (T, C)
     }
 
-    fn latent_queries(&mut self, latent: &LatentSpec, n: ValueId) -> ValueId {
+    fn latent_queries(&mut self, attention: &AttentionSpec, latent: &LatentSpec, n: ValueId) -> ValueId {
         if latent.query_rank.is_none() {
-            return self.linear(n, QKV.1[0], "attn.q");
+            return self.linear(n, attention.paths.qkv[0], "attn.q");
         }
         let [to, norm, from] = QUERY_LATENT;
         let rows = self.linear(n, to, "attn.q_latent"); // (T, Q)
@@ -58,8 +58,9 @@ impl Builder<'_> {
     /// The normed latent of keys and values, and the channels of keys that will be rotated.
     fn latent_rows(&mut self, latent: &LatentSpec, n: ValueId) -> (ValueId, ValueId) {
         let both = self.linear(n, LATENT[0], "attn.latent"); // (T, L+R)
-        let mut slice =
-            |first, columns, name| self.emit1(Op::SliceColumns { first, columns }, vec![both], name);
+        let mut slice = |first, columns, name| {
+            self.emit1(Op::SliceColumns { first, columns, groups: 1 }, vec![both], name)
+        };
         let rows = slice(0, latent.rank, "attn.latent_rows");
         let key = slice(latent.rank, latent.rotated, "attn.k_shared");
         (self.norm(rows, NormForm::Rms(latent.norm), LATENT[1], "attn.latent_normed"), key)

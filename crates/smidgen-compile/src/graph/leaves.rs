@@ -9,8 +9,10 @@ use crate::model::audio::{AUDIO, AudioInput, FRAMES};
 use crate::model::layer::{AttentionSpec, KeysAndValues};
 use crate::model::spec::{EMBEDDING, HEAD, PER_LAYER_EMBEDDING, Tensor};
 use crate::names::{input, state};
-use crate::request::{AdapterForm, DecodeShape, Purpose, Request, TrainedBiases};
-use smidgen_ir::{DType, Dim, Graph, LeafKind, MARK_COLUMNS, Rounded, Shape, Storage, Type, ValueId};
+use crate::request::{AdapterForm, DecodeShape, Purpose, Reference, Request, TrainedBiases};
+use smidgen_ir::{
+    DType, Dim, Graph, LeafKind, MARK_COLUMNS, Objective, Rounded, Shape, Storage, Type, ValueId,
+};
 use std::collections::{HashMap, HashSet};
 
 /// LS-LoRA's coefficients (M, 4) and scales (M, 1) of all M modules, each one leaf.
@@ -62,6 +64,9 @@ pub fn add_leaves(graph: &mut Graph, request: &Request, purpose: Purpose) -> Lea
         return leaves;
     }
     if purpose == Purpose::Training {
+        if request.reference == Some(Reference::Adapter) {
+            copy_adapters(graph, &mut leaves);
+        }
         for leaf in trained {
             train_leaf(graph, leaf);
         }
@@ -171,6 +176,23 @@ fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Ve
     trained
 }
 
+/// What precedes the name of an adapter's leaf in the name of its frozen copy.
+pub const REFERENCE_COPY: &str = "reference ";
+
+/// Adds a leaf of the same type for everything that an adapter is made of. The host fills it.
+fn copy_adapters(graph: &mut Graph, leaves: &mut Leaves) {
+    let is_copied = |id: &ValueId| {
+        graph.value(*id).leaf().is_some_and(|leaf| {
+            matches!(leaf.kind, LeafKind::Adapter | LeafKind::Derived) && !leaf.is_of_base
+        })
+    };
+    let copied: Vec<ValueId> = graph.ids().filter(is_copied).collect();
+    for id in copied {
+        let (name, ty) = (format!("{REFERENCE_COPY}{}", graph.value(id).name), graph.value(id).ty.clone());
+        leaves.add(graph, &name, ty, LeafKind::Derived);
+    }
+}
+
 /// Adds the copy of a trained leaf in the type of matmuls, which `refresh` fills.
 fn add_rounded(graph: &mut Graph, leaves: &mut Leaves, request: &Request, name: &str, scale: f32) {
     let of = leaves.get(name);
@@ -223,8 +245,19 @@ fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Reques
     }
     add(input::LABELS, Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
     add(input::LOSS_WEIGHT, Shape::vector(1), DType::F64, LeafKind::Input);
-    if request.row_losses {
+    if request.keeps_row_losses() {
         add(state::ROW_LOSSES, Shape::rows_of(Dim::Rows), DType::F32, LeafKind::State);
+    }
+    if let Some(objective) = &request.objective {
+        let numbers = Shape::of(Dim::Boundaries, Objective::SEQUENCE_COLUMNS);
+        add(input::SEQUENCE_ROWS, Shape::rows_of(Dim::Boundaries), DType::I32, LeafKind::Input);
+        add(input::SEQUENCES, numbers, DType::F64, LeafKind::Input);
+        if objective.reads_rows() {
+            let before = Shape::of(Dim::Rows, Objective::BEFORE_COLUMNS);
+            add(input::ROWS_BEFORE, before, DType::F32, LeafKind::Input);
+        }
+        add(state::FIGURES, Shape::vector(Objective::FIGURES), DType::F64, LeafKind::State);
+        add(state::UNREAD_LOSS, Shape::vector(1), DType::F64, LeafKind::State);
     }
     if purpose == Purpose::Evaluation {
         add(state::EVAL_LOSS, Shape::vector(1), DType::F64, LeafKind::State);
@@ -266,6 +299,12 @@ fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
             leaves.add(graph, &name, ty, LeafKind::Cache);
         }
     }
+    for (layer, recurrent) in spec.recurrents() {
+        for (name, floats) in recurrent.states(spec.hidden) {
+            let ty = Type::f32(Shape::matrix(slots, floats));
+            leaves.add(graph, &state_name(layer, name), ty, LeafKind::Cache);
+        }
+    }
     let logits = Type::f32(Shape::of(Dim::Rows, spec.vocabulary));
     leaves.add(graph, state::DECODED_LOGITS, logits, LeafKind::Cache);
 }
@@ -273,6 +312,11 @@ fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
 /// The names of the leaves that hold keys and values of a layer.
 pub fn cache_names(layer: usize) -> [String; 2] {
     ["keys", "values"].map(|what| format!("cache.{layer}.{what}"))
+}
+
+/// The name of the leaf that holds a state of a recurrent layer, with a row for each slot.
+pub fn state_name(layer: usize, state: &str) -> String {
+    format!("cache.{layer}.{state}")
 }
 
 /// Gives a leaf a gradient: from here on it is trained.

@@ -139,13 +139,18 @@ impl Builder<'_> {
 
     /// A and B of an adapter as matmuls read them, and the factor of h·Bᵀ.
     pub fn factors(&self, module: &LoraModule) -> (ValueId, ValueId, f32) {
-        let Some(a) = self.leaves.find(&rounded_name(&module.a_name())) else {
-            return (self.leaf(&module.a_name()), self.leaf(&module.b_name()), module.scale);
-        };
-        let b = self.leaf(&rounded_name(&module.b_name()));
+        let names = [module.a_name(), module.b_name()];
+        let rounded = names.each_ref().map(|name| rounded_name(name));
+        let is_rounded = self.leaves.find(&rounded[0]).is_some();
         // The rounded B may include the scale.
-        let is_scaled = self.graph.gradient_scale(b) == module.scale;
+        let is_scaled = is_rounded && self.graph.gradient_scale(self.leaf(&rounded[1])) == module.scale;
+        let [a, b] = if is_rounded { rounded } else { names }.map(|name| self.adapter_leaf(&name));
         (a, b, if is_scaled { 1.0 } else { module.scale })
+    }
+
+    /// A leaf of an adapter, or its frozen copy.
+    fn adapter_leaf(&self, name: &str) -> ValueId {
+        self.leaf(&format!("{}{name}", self.adapter_copy))
     }
 
     fn rows_of(&mut self, leaf: ValueId, part: Part<'_>) -> ValueId {
@@ -163,14 +168,15 @@ impl Builder<'_> {
             AdapterForm::Lora => self.matmul(x, weight, bias, lora, part.output),
             AdapterForm::Dora => {
                 let module = self.adapters[path].1;
-                let (magnitude, norm) = (self.leaf(&module.magnitude_name()), self.leaf(&module.norm_name()));
+                let names = [module.magnitude_name(), module.norm_name()];
+                let [magnitude, norm] = names.map(|name| self.adapter_leaf(&name));
                 let gain = [self.rows_of(magnitude, part), self.rows_of(norm, part)];
                 self.dora(weight, bias, lora, attached, gain, part.output)
             }
             AdapterForm::Fourier { .. } => {
                 let base = self.matmul(x, weight, bias, None, &format!("{}.base", part.output));
                 let [coefficients, sigma] = [FOURIER_COEFFICIENTS, FOURIER_SIGMA].map(|name| {
-                    let leaf = self.leaf(name);
+                    let leaf = self.adapter_leaf(name);
                     self.leaves.slice(self.graph, leaf, attached.index, 1)
                 });
                 let op = Op::Fourier { scale: attached.scale };

@@ -11,7 +11,8 @@ use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use smidgen_ir::Router;
 
-const NAMES: ExpertNames = ExpertNames {
+/// Names of the experts of Granite 3 and 4.
+pub const NAMES: ExpertNames = ExpertNames {
     router: "block_sparse_moe.router",
     experts: "block_sparse_moe.experts",
     targets: ExpertTargets::Fused,

@@ -5,7 +5,7 @@
 
 use super::config::Config;
 use super::family::Family;
-use super::layer::{KeysAndValues, LatentSpec, LayerSpec, Mixer, Rotation};
+use super::layer::{KeysAndValues, LatentSpec, LayerSpec, Rotation};
 use super::llama::{check_heads, read_with_heads};
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
@@ -57,7 +57,7 @@ pub fn read_with_latents(
     let scale = score_scale(config, latent.query())?;
     read_with_heads(config, family, rope, |width, eps| {
         let mut layer = LayerSpec::like_llama(heads, heads, head_dim, width, eps);
-        let Mixer::Attention(attention) = &mut layer.mixer;
+        let attention = layer.attention_mut().expect("a layer as Llama's has attention");
         attention.source = KeysAndValues::Latent(latent);
         attention.rope = Some(Rotation { is_interleaved, ..Rotation::by(0) });
         attention.scale = scale;

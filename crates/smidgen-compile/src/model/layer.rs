@@ -4,8 +4,9 @@
 //! linears and norms a layer has, with their paths below the layer, follows from its description.
 
 use super::experts::ExpertsSpec;
+use super::recurrent::RecurrentSpec;
 use super::tensors::LinearKind;
-use smidgen_ir::{Activation, AttentionShape, Norm};
+use smidgen_ir::{Activation, AttentionShape, Norm, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
@@ -35,6 +36,7 @@ pub struct TokenInput {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
     Attention(AttentionSpec),
+    Recurrent(RecurrentSpec),
 }
 
 /// Works on each token separately.
@@ -93,10 +95,44 @@ pub struct AttentionSpec {
     /// The norm of values, head by head and without a weight.
     pub v_norm: Option<Norm>,
     pub source: KeysAndValues,
-    /// Whether the output of each channel is multiplied by the sigmoid of a projection of the input.
-    pub is_gated: bool,
+    pub gate: OutputGate,
     /// Whether each softmax has one more score, a stored number of its head that belongs to no key.
     pub has_sinks: bool,
+    pub paths: AttentionPaths,
+}
+
+/// The paths of an attention below its layer: q, k and v as one linear, each of them, the output, and the norms of queries
+/// and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionPaths {
+    pub fused: &'static str,
+    pub qkv: [&'static str; 3],
+    pub output: &'static str,
+    pub norms: [&'static str; 2],
+}
+
+impl AttentionPaths {
+    pub const USUAL: AttentionPaths = AttentionPaths {
+        fused: "self_attn.qkv_proj",
+        qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        output: "self_attn.o_proj",
+        norms: ["self_attn.q_norm.weight", "self_attn.k_norm.weight"],
+    };
+    pub const LFM2: AttentionPaths = AttentionPaths {
+        output: "self_attn.out_proj",
+        norms: ["self_attn.q_layernorm.weight", "self_attn.k_layernorm.weight"],
+        ..AttentionPaths::USUAL
+    };
+}
+
+/// Where an attention has the gate from whose sigmoid its output is multiplied by, channel by channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputGate {
+    None,
+    /// A projection of its own.
+    Projected,
+    /// The projection of queries, which has for each head its queries and then its gate.
+    OfQueries,
 }
 
 /// Where an attention has its keys and values from.
@@ -167,6 +203,7 @@ pub enum NormedChannels {
 pub struct GatedSpec {
     /// Path of the module below the layer.
     pub module: &'static str,
+    pub names: GatedNames,
     /// Channels of gate and of up.
     pub width: usize,
     pub activation: Activation,
@@ -174,6 +211,22 @@ pub struct GatedSpec {
     pub is_fused: bool,
     /// Whether gate, up and down have biases.
     pub bias: bool,
+}
+
+/// The names of a feed-forward's linears below its module: gate and up as one linear, each of them, and down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatedNames {
+    pub fused: &'static str,
+    pub separate: [&'static str; 2],
+    pub down: &'static str,
+}
+
+impl GatedNames {
+    pub const USUAL: GatedNames =
+        GatedNames { fused: "gate_up_proj", separate: ["gate_proj", "up_proj"], down: "down_proj" };
+    pub const NUMBERED: GatedNames = GatedNames { fused: "w13", separate: ["w1", "w3"], down: "w2" };
+    pub const INPUT_OUTPUT: GatedNames =
+        GatedNames { fused: "input_linear", down: "output_linear", ..GatedNames::USUAL };
 }
 
 /// A linear of a layer, by its path below the layer.
@@ -192,10 +245,6 @@ impl LayerLinear {
     }
 }
 
-/// The path of projections that a checkpoint stores as one, and the paths of the separate projections in their order.
-pub const QKV: (&str, [&str; 3]) =
-    ("self_attn.qkv_proj", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
-pub const ATTENTION_OUTPUT: &str = "self_attn.o_proj";
 /// The module of a feed-forward in most layers.
 pub const MLP: &str = "mlp";
 pub const SINKS: &str = "self_attn.sinks";
@@ -211,8 +260,6 @@ pub const QUERY_LATENT: [&str; 3] =
 /// projection from it.
 pub const LATENT: [&str; 3] =
     ["self_attn.kv_a_proj_with_mqa", "self_attn.kv_a_layernorm.weight", "self_attn.kv_b_proj"];
-/// Norms of the queries and of the keys.
-pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 
 impl LayerSpec {
     /// A layer as Llama's: a norm before each block, whole heads rotated by the first rotary embedding, no window, no
@@ -235,11 +282,13 @@ impl LayerSpec {
                 qk_norm: None,
                 v_norm: None,
                 source: KeysAndValues::Projected,
-                is_gated: false,
+                gate: OutputGate::None,
                 has_sinks: false,
+                paths: AttentionPaths::USUAL,
             }),
             feed_forward: FeedForward::Gated(GatedSpec {
                 module: MLP,
+                names: GatedNames::USUAL,
                 width,
                 activation: Activation::Silu,
                 is_fused: false,
@@ -259,12 +308,15 @@ impl LayerSpec {
 
     /// The linears in the order of the forward pass, for a residual stream of `hidden` channels.
     pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
-        let Mixer::Attention(attention) = &self.mixer;
+        let of_mixer = match &self.mixer {
+            Mixer::Attention(attention) => attention.linears(hidden),
+            Mixer::Recurrent(recurrent) => recurrent.linears(hidden),
+        };
         let of_feed_forward = match &self.feed_forward {
             FeedForward::Gated(gated) => gated.linears(hidden),
             FeedForward::Experts(experts) => experts.linears(hidden),
         };
-        let mut linears = [attention.linears(hidden), of_feed_forward].concat();
+        let mut linears = [of_mixer, of_feed_forward].concat();
         if let Some(TokenInput { width, .. }) = self.token_input {
             linears.push(LayerLinear::dense(TOKEN_GATE, width, hidden, false));
             linears.push(LayerLinear::dense(TOKEN_PROJECTION, hidden, width, false));
@@ -272,18 +324,24 @@ impl LayerSpec {
         linears
     }
 
-    /// Tensors that are no linears, with their sizes, for a residual stream of `hidden` channels.
-    pub fn vectors(&self, hidden: usize) -> Vec<(String, usize)> {
+    /// Tensors that are no linears, with their shapes, for a residual stream of `hidden` channels.
+    pub fn tensors(&self, hidden: usize) -> Vec<(String, Shape)> {
         let LayerNorms { before_mixer, after_mixer, before_feed_forward, after_feed_forward } = self.norms;
         let of_input = self.token_input.map(|input| input.norm);
         let of_stream = [before_mixer, after_mixer, before_feed_forward, after_feed_forward, of_input];
-        let mut tensors: Vec<(String, usize)> =
-            of_stream.into_iter().flatten().map(|norm| (format!("{}.weight", norm.path), hidden)).collect();
-        let Mixer::Attention(attention) = &self.mixer;
-        tensors.extend(attention.norm_tensors());
-        tensors.extend(attention.has_sinks.then(|| (SINKS.to_string(), attention.heads)));
-        tensors.extend(self.experts().into_iter().flat_map(|experts| experts.vectors(hidden)));
-        tensors.extend(self.has_scalar.then(|| (LAYER_SCALAR.to_string(), 1)));
+        let vector = |(name, size): (String, usize)| (name, Shape::vector(size));
+        let of_stream = of_stream.into_iter().flatten();
+        let mut tensors: Vec<(String, Shape)> =
+            of_stream.map(|norm| vector((format!("{}.weight", norm.path), hidden))).collect();
+        match &self.mixer {
+            Mixer::Attention(attention) => {
+                tensors.extend(attention.norm_tensors().into_iter().map(vector));
+                tensors.extend(attention.has_sinks.then(|| vector((SINKS.to_string(), attention.heads))));
+            }
+            Mixer::Recurrent(recurrent) => tensors.extend(recurrent.tensors(hidden)),
+        }
+        tensors.extend(self.experts().into_iter().flat_map(|experts| experts.vectors(hidden)).map(vector));
+        tensors.extend(self.has_scalar.then(|| vector((LAYER_SCALAR.to_string(), 1))));
         tensors
     }
 
@@ -291,12 +349,22 @@ impl LayerSpec {
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
+            Mixer::Recurrent(_) => None,
+        }
+    }
+
+    /// The recurrent mixer of the layer, if it has one.
+    pub fn recurrent(&self) -> Option<&RecurrentSpec> {
+        match &self.mixer {
+            Mixer::Recurrent(recurrent) => Some(recurrent),
+            Mixer::Attention(_) => None,
         }
     }
 
     pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
         match &mut self.mixer {
             Mixer::Attention(attention) => Some(attention),
+            Mixer::Recurrent(_) => None,
         }
     }
 
@@ -374,18 +442,19 @@ impl AttentionSpec {
         }
         let [q, kv] = self.rows();
         let input = |path: &str, n| LayerLinear::dense(path, n, hidden, self.qkv_bias);
-        let separate = QKV.1.into_iter().zip([q, kv, kv]).map(|(path, n)| input(path, n));
+        let of_queries = if self.gate == OutputGate::OfQueries { 2 * q } else { q };
+        let separate = self.paths.qkv.into_iter().zip([of_queries, kv, kv]).map(|(path, n)| input(path, n));
         let mut linears = match self.source {
-            KeysAndValues::Projected if self.is_fused => vec![input(QKV.0, q + 2 * kv)],
+            KeysAndValues::Projected if self.is_fused => vec![input(self.paths.fused, q + 2 * kv)],
             KeysAndValues::Projected => separate.collect(),
             KeysAndValues::OneProjection => separate.take(2).collect(),
             KeysAndValues::OfLayer(_) => separate.take(1).collect(),
             KeysAndValues::Latent(_) => unreachable!("latent attention has its own projections"),
         };
-        if self.is_gated {
+        if self.gate == OutputGate::Projected {
             linears.push(LayerLinear::dense(OUTPUT_GATE, q, hidden, false));
         }
-        linears.push(LayerLinear::dense(ATTENTION_OUTPUT, hidden, q, self.output_bias));
+        linears.push(LayerLinear::dense(self.paths.output, hidden, q, self.output_bias));
         linears
     }
 
@@ -411,7 +480,7 @@ impl AttentionSpec {
             NormedChannels::AllHeads => self.rows(),
         };
         let own = if let KeysAndValues::OfLayer(_) = self.source { 1 } else { 2 };
-        QK_NORMS.into_iter().map(String::from).zip(sizes).take(own).collect()
+        self.paths.norms.into_iter().map(String::from).zip(sizes).take(own).collect()
     }
 }
 
@@ -426,7 +495,7 @@ impl LatentSpec {
         let linear = |path: &str, n, k, bias| LayerLinear::dense(path, n, k, bias);
         let queries = heads * self.query();
         let mut linears = match self.query_rank {
-            None => vec![linear(QKV.1[0], queries, hidden, false)],
+            None => vec![linear(attention.paths.qkv[0], queries, hidden, false)],
             Some(rank) => {
                 let [to, _, from] = QUERY_LATENT;
                 vec![linear(to, rank, hidden, bias), linear(from, queries, rank, false)]
@@ -436,7 +505,7 @@ impl LatentSpec {
         linears.extend([
             linear(to, self.rank + self.rotated, hidden, bias),
             linear(from, heads * (self.plain + self.value), self.rank, false),
-            linear(ATTENTION_OUTPUT, hidden, heads * self.value, attention.output_bias),
+            linear(attention.paths.output, hidden, heads * self.value, attention.output_bias),
         ]);
         linears
     }
@@ -446,7 +515,7 @@ impl GatedSpec {
     /// Paths of gate and up as one linear, of each, and of down.
     pub fn paths(&self) -> (String, [String; 2], String) {
         let path = |name: &str| format!("{}.{name}", self.module);
-        (path("gate_up_proj"), ["gate_proj", "up_proj"].map(path), path("down_proj"))
+        (path(self.names.fused), self.names.separate.map(path), path(self.names.down))
     }
 
     pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {

@@ -5,7 +5,7 @@
 use super::config::{Config, MOST_CHANNELS};
 use super::family::Family;
 use super::layer::{LayerSpec, NormForm};
-use super::spec::{DecoderSpec, EmbeddingSpec, HeadSpec};
+use super::spec::{DecoderSpec, EmbeddingSpec, FINAL_NORM, HeadSpec};
 use crate::error::ModelError;
 use serde_json::json;
 use smidgen_ir::storage::FP8_BLOCK;
@@ -58,7 +58,10 @@ pub fn read_with_heads(
     let layers = config.required_layers("num_hidden_layers")?;
     let vocabulary = config.required_dimension("vocab_size")?;
     let eps = config.float("rms_norm_eps")?.unwrap_or(1e-6);
-    let width = config.required_dimension("intermediate_size")?;
+    // Classes whose layers all have experts know only the width of those.
+    let has_dense = family.defaults().contains_key("intermediate_size");
+    let width =
+        config.required_dimension(if has_dense { "intermediate_size" } else { "moe_intermediate_size" })?;
     // A class knows one of the two keys and ignores the other.
     let key =
         if family.defaults().contains_key("hidden_activation") { "hidden_activation" } else { "hidden_act" };
@@ -71,6 +74,7 @@ pub fn read_with_heads(
         ropes: vec![rope],
         layers: vec![layer(width, eps); layers],
         final_norm: NormForm::Rms(Norm { eps, plus_one: false }),
+        final_norm_path: FINAL_NORM,
         head: HeadSpec { is_tied: config.flag("tie_word_embeddings", false)?, scale: 1.0, softcap: None },
         max_positions: config.required_size("max_position_embeddings")?,
         stored: config.stored_dtype()?,

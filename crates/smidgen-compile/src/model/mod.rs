@@ -21,8 +21,10 @@ pub mod glm4_moe_lite;
 pub mod gpt_oss;
 pub mod granite;
 pub mod granitemoe;
+pub mod granitemoehybrid;
 pub mod latent;
 pub mod layer;
+pub mod lfm2;
 pub mod llama;
 pub mod minimax_m2;
 pub mod ministral3;
@@ -39,7 +41,9 @@ pub mod phi4mm;
 pub mod qwen2;
 pub mod qwen2_moe;
 pub mod qwen3;
+pub mod qwen3_5;
 pub mod qwen3_moe;
+pub mod recurrent;
 pub mod routed;
 pub mod seed_oss;
 pub mod smollm3;
@@ -57,6 +61,9 @@ const FAMILIES: &[Family] = &[
     Family::new("llama", llama::read_spec),
     Family::new("qwen2", qwen2::read_spec),
     Family::new("qwen3", qwen3::read_spec),
+    Family::new("qwen3_5_text", qwen3_5::read_spec).with_partial_rotary(),
+    Family::new("qwen3_5_moe_text", qwen3_5::read_moe_spec).with_partial_rotary(),
+    Family::new("qwen3_next", qwen3_5::read_next_spec).with_partial_rotary(),
     Family::new("mistral", mistral::read_spec),
     Family::new("phi3", phi3::read_spec).with_partial_rotary(),
     PHI4_MULTIMODAL,
@@ -66,6 +73,8 @@ const FAMILIES: &[Family] = &[
     Family::new("gemma3_text", gemma3::read_spec).with_overflow_of_f16(),
     Family::new("smollm3", smollm3::read_spec),
     Family::new("granite", granite::read_spec),
+    Family::new("granitemoehybrid", granitemoehybrid::read_spec),
+    Family::new("lfm2", lfm2::read_spec),
     Family::new("olmo2", olmo2::read_spec),
     Family::new("olmo3", olmo3::read_spec),
     Family::new("glm4", glm4::read_spec).with_partial_rotary(),
@@ -100,6 +109,8 @@ const WRAPPERS: &[(&str, &str, bool)] = &[
     ("gemma4_unified", "gemma4_unified_text", true),
     ("mistral3", "mistral", true),
     ("muse_glimmer", "muse_glimmer_text", false),
+    ("qwen3_5", "qwen3_5_text", false),
+    ("qwen3_5_moe", "qwen3_5_moe_text", false),
 ];
 
 /// The decoder that a `config.json` describes.
@@ -417,6 +428,15 @@ mod tests {
         if whole.contains_key("num_kv_shared_layers") {
             whole.insert("num_kv_shared_layers".into(), json!(3));
         }
+        if family.name == "lfm2" {
+            whole
+                .extend([("full_attn_idxs".into(), json!([1, 3])), ("intermediate_size".into(), json!(900))]);
+        }
+        if family.name == "granitemoehybrid" {
+            let kinds: Vec<&str> =
+                (0..12).map(|layer| if layer % 2 == 0 { "mamba" } else { "attention" }).collect();
+            whole.insert("layer_types".into(), json!(kinds));
+        }
         if whole.contains_key("decoder_sparse_step") {
             whole.insert("mlp_only_layers".into(), json!([1]));
         }
@@ -439,7 +459,8 @@ mod tests {
     }
 
     /// Keys that mean nothing without others, or that only other programs read.
-    const UNREAD: [&str; 5] = [
+    const UNREAD: [&str; 6] = [
+        "mamba_chunk_size",
         "max_window_layers",
         "original_max_position_embeddings",
         "pretraining_tp",

@@ -6,11 +6,12 @@
 use super::config::Config;
 use super::experts::{ExpertNames, ExpertTargets, ExpertsSpec, SharedExpert};
 use super::family::Family;
-use super::layer::GatedSpec;
+use super::layer::{GatedNames, GatedSpec};
 use super::llama::read_like_llama;
 use super::routed::{activation_of, read_router, sparse_layers};
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
+use smidgen_ir::{Activation, Router};
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let spec = read_like_llama(config, family)?;
@@ -21,16 +22,31 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     let slides = |layer: usize| window.is_some() && layer.is_multiple_of(2) && layer < first_without;
     let windows = config.windows(layers, window, slides)?;
     let bias = config.flag("qkv_bias", true)?;
-    let (router, activation) = (read_router(config, &["num_experts"])?, activation_of(&spec));
-    let width = config.required_dimension("shared_expert_intermediate_size")?;
-    let gated = GatedSpec { module: "mlp.shared_expert", width, activation, is_fused: false, bias: false };
-    let width = config.required_dimension("moe_intermediate_size")?;
-    let experts = ExpertsSpec {
-        names: ExpertNames { targets: ExpertTargets::Fused, ..ExpertNames::QWEN },
-        shared: Some(SharedExpert { gated, gate: Some("mlp.shared_expert_gate") }),
-        ..ExpertsSpec::like_qwen(router, width, activation)
-    };
+    let experts = experts_with_shared(config, read_router(config, &["num_experts"])?, activation_of(&spec))?;
     let sparse = sparse_layers(config, layers)?;
     let spec = spec.with_windows(&windows).with_attention(|_, attention| attention.qkv_bias = bias);
     Ok(spec.with_experts(&experts, |layer| sparse[layer]))
+}
+
+/// Routed experts and a shared one, whose output is multiplied by the sigmoid of a projection.
+pub fn experts_with_shared(
+    config: &Config<'_>,
+    router: Router,
+    activation: Activation,
+) -> Result<ExpertsSpec, ModelError> {
+    let width = config.required_dimension("shared_expert_intermediate_size")?;
+    let gated = GatedSpec {
+        module: "mlp.shared_expert",
+        names: GatedNames::USUAL,
+        width,
+        activation,
+        is_fused: false,
+        bias: false,
+    };
+    let width = config.required_dimension("moe_intermediate_size")?;
+    Ok(ExpertsSpec {
+        names: ExpertNames { targets: ExpertTargets::Fused, ..ExpertNames::QWEN },
+        shared: Some(SharedExpert { gated, gate: Some("mlp.shared_expert_gate") }),
+        ..ExpertsSpec::like_qwen(router, width, activation)
+    })
 }

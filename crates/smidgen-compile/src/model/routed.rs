@@ -5,7 +5,7 @@
 
 use super::config::{Config, MOST_CHANNELS};
 use super::experts::{ExpertsSpec, SharedExpert};
-use super::layer::{FeedForward, GatedSpec, LayerSpec};
+use super::layer::{FeedForward, GatedNames, GatedSpec, LayerSpec};
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use serde_json::json;
@@ -93,6 +93,7 @@ pub fn read_with_shared(
     }
     let gated = GatedSpec {
         module: "mlp.shared_experts",
+        names: GatedNames::USUAL,
         width: shared * width,
         activation,
         is_fused: false,

@@ -45,6 +45,7 @@ pub fn cut_head(graph: &mut Graph, count: usize) {
     for index in 0..graph.entries.len() {
         let nodes = std::mem::take(&mut graph.entries[index].1);
         let mut all = Vec::with_capacity(nodes.len() + 2 * count);
+        let mut known = Vec::new();
         for node in nodes {
             let Some(head) = head_to_cut(graph, &node) else {
                 all.push(node);
@@ -52,7 +53,7 @@ pub fn cut_head(graph: &mut Graph, count: usize) {
             };
             let pieces = pieces_of.get_or_insert_with(node.inputs[1], || cut(graph, node.inputs[1], count));
             match head {
-                Head::Loss(head) => emit_loss(graph, &mut all, &node, &head, pieces),
+                Head::Loss(head) => emit_loss(graph, &mut all, &node, &head, pieces, &mut known),
                 Head::Logits { softcap } => emit_logits(graph, &mut all, &node, softcap, pieces),
             }
         }
@@ -101,21 +102,33 @@ fn cut(graph: &mut Graph, head: ValueId, count: usize) -> Vec<Piece> {
 
 /// Emits the sums over all pieces, the loss, and the gradients over all pieces in the opposite order. The last gradient has
 /// the output of the original loss.
-fn emit_loss(graph: &mut Graph, all: &mut Vec<Node>, node: &Node, head: &LossHead, pieces: &[Piece]) {
-    let [x, _, labels, weight] = node.inputs[..] else { unreachable!("a plain loss has four inputs") };
+///
+/// `known` has the sums that this entry point already has, with the rows and labels that they are of.
+fn emit_loss(
+    graph: &mut Graph,
+    all: &mut Vec<Node>,
+    node: &Node,
+    head: &LossHead,
+    pieces: &[Piece],
+    known: &mut Vec<([ValueId; 3], ValueId)>,
+) {
+    let [x, whole, labels, weight] = node.inputs[..] else { unreachable!("a plain loss has four inputs") };
     let place = (node.phase, node.layer);
     let attributes = |first_word: usize, continues: bool| {
         let LossHead { chunk, softcap, .. } = *head;
         HeadPiece { chunk, first_word, softcap, continues }
     };
-    let mut sums: Option<ValueId> = None; // (S, 3)
-    for &Piece { rows, first_word } in pieces {
+    let same = known.iter().find(|(of, _)| *of == [x, whole, labels]);
+    let mut sums: Option<ValueId> = same.map(|(_, sums)| *sums); // (S, 3)
+    let new = if sums.is_some() { &[] } else { pieces };
+    for &Piece { rows, first_word } in new {
         let op = Op::HeadSums(attributes(first_word, sums.is_some()));
         let inputs = [x, rows, labels].into_iter().chain(sums).collect();
         let names = [graph.name_from(x, |name| format!("{name} sums to {first_word}"))];
         sums = Some(graph.emit(all, op, inputs, vec![], &names, place)[0]);
     }
     let sums = sums.expect("a head has rows");
+    known.push(([x, whole, labels], sums));
     let op = Op::HeadLoss { row_losses: head.row_losses };
     graph.emit(all, op, vec![sums, weight], node.updates.clone(), &[], place);
     let mut dx: Option<ValueId> = None; // (S, C)

@@ -14,7 +14,7 @@ use std::ops::Range;
 pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent) {
     let Some(most) = policy.tile_tokens.filter(|tokens| *tokens < extent.tokens) else { return };
     let tiles: Vec<Dim> = (0..extent.tokens).step_by(most).map(|first| Dim::Tile { first, most }).collect();
-    for entry in [Entry::MicroStep, Entry::Eval] {
+    for entry in [Entry::MicroStep, Entry::Eval, Entry::Reference] {
         let Some(nodes) = graph.take_nodes(entry) else { continue };
         let nodes = cut(graph, nodes, &tiles);
         graph.set_nodes(entry, nodes);

@@ -123,6 +123,8 @@ pub fn request(
         workload: Workload { keys_per_query: tokens as f64 / segments as f64 / 2.0, supervised: 1.0 },
         audio: Default::default(),
         decode: None,
+        objective: None,
+        reference: None,
         row_losses: false,
         rank: Rank::ONLY,
         threads: 2,

@@ -249,6 +249,12 @@ fn take_usual_turns(group: &Fields<'_>) {
 /// Format, template and loss of the training rows, from the types of their sources.
 fn put_row_type(draft: &mut Draft, types: &[Found<'_>], train_on_inputs: Option<Found<'_>>) {
     let Some(from) = types.first() else { return };
+    if draft.has("train.objective") {
+        return draft.leave_out(
+            from,
+            "rows of preferences are recognized by their columns (check with `smidgen preview`)",
+        );
+    }
     let name = from.text().unwrap_or_default();
     let kinds: Vec<Option<&RowType>> =
         types.iter().map(|kind| row_type(&kind.text().unwrap_or_default())).collect();

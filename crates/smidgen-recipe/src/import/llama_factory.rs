@@ -61,6 +61,8 @@ pub fn read_llama_factory(fields: &Fields<'_>, draft: &mut Draft) {
     let stage = fields.take("stage");
     let stage_word = stage.as_ref().and_then(Found::text);
     match (stage.as_ref(), stage_word.as_deref()) {
+        // The objective is read before.
+        _ if draft.has("train.objective") => {}
         (None, _) | (Some(_), Some("sft") | None) => {}
         (Some(found), Some("pt")) => draft.put("data.format", word("text"), &[found]),
         (Some(found), Some(other)) => {
@@ -186,6 +188,7 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'
         (_, _, Some(stage)) => put_loss_on(draft, LossOn::All, &[stage]),
         (Some(prompt), None, None) => put_loss_on(draft, LossOn::All, &[&prompt]),
         (None, Some(last), None) => put_loss_on(draft, LossOn::Completion, &[&last]),
+        (None, None, None) if draft.has("train.objective") => {}
         (None, None, None) => draft.put_default("data.loss_on", word(LossOn::Assistant.word()), TOOL),
     }
 }

@@ -23,6 +23,7 @@ mod llama_factory;
 mod llama_factory_v1;
 mod mistakes;
 mod mlx_lm;
+mod objectives;
 pub mod origin;
 mod purpose;
 pub mod render;
@@ -42,6 +43,7 @@ use families::Kind;
 use fields::Fields;
 use llama_factory_v1::{is_v1, read_llama_factory_v1};
 use mistakes::{ImportMistake, Mistakes};
+use objectives::{SETTINGS, named_objective};
 use origin::{Origin, Tool, recognize};
 use purpose::refuse_other_purposes;
 
@@ -101,7 +103,8 @@ pub fn import(
         None => recognize(&entries, &flat)?,
     };
     let mistakes = Mistakes::default();
-    refuse_other_purposes(&entries, &mistakes);
+    let objective = named_objective(&Fields::of(&entries, &mistakes), origin.tool);
+    refuse_other_purposes(&entries, &mistakes, if objective.is_some() { &SETTINGS } else { &[] });
     let entries = match origin.tool {
         Tool::Trl | Tool::Unsloth => {
             note_contradictions(&flat, &mistakes);
@@ -111,6 +114,9 @@ pub fn import(
     };
     let fields = Fields::of(&entries, &mistakes);
     let mut draft = Draft::new(places);
+    if let Some(objective) = objective {
+        objective.put(&fields, &mut draft, &mistakes);
+    }
     match origin.tool {
         Tool::DeepSpeed => deepspeed::read_deepspeed(&fields, &mut draft),
         Tool::Accelerate => accelerate::read_accelerate(&fields, &mut draft),

@@ -86,9 +86,15 @@ const SIGNS: &[(&[&str], When, &str)] = &[
     (&["qat"], On, QAT),
 ];
 
-/// Notes every sign in the file: at the top, in groups and in lists of groups.
-pub fn refuse_other_purposes(entries: &[Entry], mistakes: &Mistakes) {
+/// Notes every sign in the file: at the top, in groups and in lists of groups. Settings in `allowed` are those of an
+/// objective that the file trains, and so are types of rows.
+pub fn refuse_other_purposes(entries: &[Entry], mistakes: &Mistakes, allowed: &[&str]) {
     for entry in entries {
+        let name = entry.name.as_str();
+        let is_allowed = allowed.contains(&name) || (!allowed.is_empty() && name == "type");
+        if is_allowed {
+            continue;
+        }
         if let Some(what) = purpose_of(entry) {
             let value = entry.value.content.describe();
             let message = format!(
@@ -99,11 +105,11 @@ pub fn refuse_other_purposes(entries: &[Entry], mistakes: &Mistakes) {
             continue;
         }
         match &entry.value.content {
-            Content::Map(inside) => refuse_other_purposes(inside, mistakes),
+            Content::Map(inside) => refuse_other_purposes(inside, mistakes, allowed),
             Content::List(items) => {
                 for item in items {
                     if let Content::Map(inside) = &item.content {
-                        refuse_other_purposes(inside, mistakes);
+                        refuse_other_purposes(inside, mistakes, allowed);
                     }
                 }
             }

@@ -62,6 +62,7 @@ mix = []
 shuffle = true
 
 [train]
+objective = "sft"
 batch = 16
 steps = 200
 lr = 2e-4
@@ -101,6 +102,7 @@ gradients = "auto"
 order = "auto"
 layers_per_lap = "auto"
 shard = "auto"
+reference = "auto"
 adapt = false
 
 [expect]

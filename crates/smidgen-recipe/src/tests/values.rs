@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use super::super::keys::{KEYS, find_key};
+use super::super::objective::APPLICABLE;
 use super::super::value::{Given, Value};
 use super::*;
 use smidgen_ir::{LayerRule, Pins, Space};
@@ -58,7 +59,9 @@ fn the_table_of_keys_has_the_documented_order() {
             (None, None) => {}
         }
     }
-    let without_default = ["data.eval", "train.batch_tokens", "train.epochs"];
+    let of_objectives = APPLICABLE.map(|(name, _)| format!("train.{name}"));
+    let mut without_default = vec!["data.eval", "train.batch_tokens", "train.epochs"];
+    without_default.extend(of_objectives.iter().map(String::as_str));
     let table: Vec<String> =
         KEYS.iter().map(|key| key.path()).filter(|path| !without_default.contains(&path.as_str())).collect();
     assert_eq!(table, written);

@@ -9,7 +9,7 @@ use super::chunk::{CHUNK_COLUMNS, CHUNK_ELEMENTS, Chunk, for_each_chunk, for_eac
 use super::counter::{channel_bits, row_key};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Isa, LANES, for_each_block, kernel, sum_lanes};
-use super::view::{Dst, DstRows, Src, SrcRows};
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
 use smidgen_ir::HeadPart;
 
 /// y = a + scale * b. `y` may be `a` or `b`.
@@ -65,9 +65,44 @@ pub fn place_heads(x: SrcRows, part: &HeadPart, end: usize, y: DstRows, heads: u
     });
 }
 
-/// ds += the sum of x * dy. `scratch` has at least a float for each row.
+/// y = s * x, where each number of s is that of several neighbouring channels. `y` may be `x`.
+pub fn scale_by(x: SrcRows, s: StoredVector, y: DstRows) {
+    assert_eq!((x.rows(), x.columns()), (y.rows(), y.columns()));
+    assert_disjoint_or_same("scale_by", y, [x.into()]);
+    let (isa, width) = (Isa::current(), x.columns() / s.len());
+    for_each_row(x.rows(), x.columns(), |row| {
+        for factor in 0..s.len() {
+            let first = factor * width;
+            scale_row(isa, s.get(factor), x.row(row).part(first, width), y.row(row).part(first, width));
+        }
+    });
+}
+
+kernel! {
+    fn scale_row(factor: f32, x: Src<f32>, y: Dst<f32>) {
+        for_each_block!(block in x.len() => {
+            let mut lanes = x.lanes(block);
+            for lane in 0..LANES {
+                lanes[lane] *= factor;
+            }
+            y.set_lanes(block, lanes);
+        });
+    }
+}
+
+/// ds += the sums of x * dy over the rows and the channels of each factor. `scratch` has at least a float for each row.
 pub fn scale_by_grad(x: SrcRows, dy: SrcRows, ds: Dst<f32>, scratch: Dst<f32>) {
-    assert_eq!((x.rows(), x.columns(), ds.len()), (dy.rows(), dy.columns(), 1));
+    assert_eq!((x.rows(), x.columns()), (dy.rows(), dy.columns()));
+    if ds.len() > 1 {
+        let (isa, width) = (Isa::current(), x.columns() / ds.len());
+        for_each_chunk(ds.len(), 1, |chunk| {
+            let (x, dy) =
+                (x.column_part(chunk.start * width, width), dy.column_part(chunk.start * width, width));
+            let sum: f64 = (0..x.rows()).map(|row| f64::from(dot_row(isa, x.row(row), dy.row(row)))).sum();
+            ds.set(chunk.start, ds.src().get(chunk.start) + sum as f32);
+        });
+        return;
+    }
     let products = scratch.part(0, x.rows());
     assert_disjoint("scale_by_grad", products, [x.into(), dy.into(), ds.into()]);
     let isa = Isa::current();

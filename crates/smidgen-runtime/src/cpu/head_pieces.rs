@@ -34,24 +34,24 @@ impl Run<'_> {
     /// Adds weight·Σ NLL to the loss.
     pub(super) fn head_loss(&self, row_losses: bool) {
         let sums = self.floats(self.input(0));
-        let weight = self.elements::<f64>(self.input(1)).src().get(0);
+        let weight = self.loss_weight(1);
         let total = self.elements::<f64>(self.update(0));
         let losses = row_losses.then(|| self.floats_mut(self.update(1)));
         let mut sum = 0.0;
         for row in 0..sums.len() / 3 {
             let nll = RowSums::read(sums, row).loss();
-            sum += f64::from(nll);
+            sum += weight.in_sum(row) * f64::from(nll);
             if let Some(losses) = losses {
                 losses.set(row, nll);
             }
         }
-        total.set(0, total.src().get(0) + sum * weight);
+        total.set(0, total.src().get(0) + sum * weight.of_sum());
     }
 
     /// Recomputes the logits, replaces them by their gradient, and adds dl·W to the dx of the earlier pieces.
     pub(super) fn head_grad(&self, piece: &HeadPiece) {
         let (labels, sums) = (self.i32s(2), self.floats(self.input(4)));
-        let scale = self.elements::<f64>(self.input(3)).src().get(0) as f32;
+        let weight = self.loss_weight(3);
         let dx = self.output(0);
         let init = if piece.continues { Init::Accumulate } else { Init::Overwrite };
         if piece.continues {
@@ -60,7 +60,8 @@ impl Run<'_> {
         self.for_each_chunk_of_logits(piece, |chunk, logits| {
             let (first, count) = (chunk.first, chunk.count);
             let sums = sums.part(3 * first, 3 * count);
-            logits_to_gradients(logits, labels.part(first, count), piece, sums, scale);
+            let scale = |row: usize| weight.of(first + row) as f32;
+            logits_to_gradients(logits, labels.part(first, count), piece, sums, &scale);
             let left = Left { pointer: chunk.logits, row_stride: chunk.stride, depth_stride: 1 };
             let term = Term { left, right: self.matrix(self.input(1)), right_transposed: false, scale: 1.0 };
             let pointer = self.row_address(dx, first);
@@ -158,7 +159,7 @@ fn logits_to_gradients(
     labels: Src<i32>, // (rows)
     piece: &HeadPiece,
     sums: Src<f32>, // (rows, 3)
-    scale: f32,
+    scale: &(dyn Fn(usize) -> f32 + Sync),
 ) {
     let (rows, words) = (logits.rows(), logits.columns());
     assert_disjoint("head_grad", logits, [labels.into(), sums.into()]);
@@ -169,7 +170,7 @@ fn logits_to_gradients(
             logits.row(row).fill_zero();
         } else {
             let column = column_of(label, piece, words);
-            gradient_row(isa, logits.row(row), column, piece.softcap, sums, scale);
+            gradient_row(isa, logits.row(row), column, piece.softcap, sums, scale(row));
         }
     });
 }
@@ -229,7 +230,7 @@ mod tests {
             }
             for index in 0..firsts.len() {
                 let (piece, logits) = part(index);
-                logits_to_gradients(logits, src(labels), &piece, sums.src(), scale);
+                logits_to_gradients(logits, src(labels), &piece, sums.src(), &|_| scale);
             }
             let losses = (0..labels.len()).map(|row| RowSums::read(sums.src(), row).loss()).collect();
             (losses, gradients)
@@ -250,7 +251,7 @@ mod tests {
                 let (losses, gradients) = in_pieces(&logits, &labels, &firsts, softcap, scale);
                 let (mut want, mut nll) = (logits.clone(), vec![f32::NAN; rows]);
                 let view = dst(&mut want).rows(columns);
-                softmax_loss(view, src(&labels), softcap, Some(scale), dst(&mut nll));
+                softmax_loss(view, src(&labels), softcap, Some(&|_| scale), dst(&mut nll));
                 assert_close("nll", &losses, &widened(&nll), 1.0, 2e-7);
                 assert_close("dl", &gradients, &widened(&want), 1.0, 2e-7);
             }

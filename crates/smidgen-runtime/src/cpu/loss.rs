@@ -19,13 +19,13 @@ use super::view::{Dst, DstRows, Src};
 /// A row with this label is ignored: its loss and its gradient are zero. The value is PyTorch's.
 pub const IGNORED_LABEL: i32 = -100;
 
-/// Writes the negative log likelihood of each row to `nll`. With `grad_scale`, the logits are replaced by their
-/// gradient times it; without, they are unchanged.
+/// Writes the negative log likelihood of each row to `nll`. With `grad_scale`, the logits of a row are replaced by their
+/// gradient times its scale; without, they are unchanged.
 pub fn softmax_loss(
     logits: DstRows,  // (rows, V)
     labels: Src<i32>, // (rows)
     softcap: Option<f32>,
-    grad_scale: Option<f32>,
+    grad_scale: Option<&(dyn Fn(usize) -> f32 + Sync)>,
     nll: Dst<f32>, // (rows)
 ) {
     let (rows, vocabulary) = (logits.rows(), logits.columns());
@@ -36,7 +36,9 @@ pub fn softmax_loss(
     for_each_row(rows, vocabulary, |row| {
         let label = labels.get(row);
         let loss = match usize::try_from(label) {
-            Ok(label) if label < vocabulary => loss_row(isa, logits.row(row), label, softcap, grad_scale),
+            Ok(label) if label < vocabulary => {
+                loss_row(isa, logits.row(row), label, softcap, grad_scale.map(|scale| scale(row)))
+            }
             _ => {
                 assert_eq!(
                     label, IGNORED_LABEL,
@@ -229,7 +231,9 @@ mod tests {
             let mut nll = vec![f32::NAN; labels.len()];
             let columns = logits.len() / labels.len();
             let view = dst(&mut logits).rows(columns);
-            softmax_loss(view, src(labels), softcap, grad_scale, dst(&mut nll));
+            let scale = grad_scale.map(|scale| move |_: usize| scale);
+            let scale = scale.as_ref().map(|scale| scale as &(dyn Fn(usize) -> f32 + Sync));
+            softmax_loss(view, src(labels), softcap, scale, dst(&mut nll));
             (logits, nll)
         })
     }

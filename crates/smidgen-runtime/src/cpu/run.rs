@@ -70,21 +70,22 @@ pub fn run_step(
             *scale,
             run.floats_mut(run.output(0)),
         ),
-        Op::SliceColumns { first, .. } => {
-            elementwise::slice_columns(run.input_rows(0), *first, run.output_rows(0));
+        Op::SliceColumns { first, columns, groups } => {
+            let (x, y) = (run.floats(run.input(0)), run.floats_mut(run.output(0)).rows(*columns));
+            elementwise::slice_columns(x.rows(run.input(0).columns / groups), *first, y);
         }
-        Op::PlaceColumns { firsts, columns } => run.place_columns(firsts, *columns),
-        Op::PlaceHeads { heads, head_dim, parts } => run.place_heads(*heads, *head_dim, parts),
-        Op::ScaleBy => {
-            let (x, scale) = (run.floats(run.input(0)), run.stored(run.input(1)).get(0));
-            plain_act::scale(scale, x, run.floats_mut(run.output(0)));
+        Op::PlaceHeads { heads, head_dim, parts } => {
+            run.place_heads(*heads, *head_dim, parts);
         }
+        Op::PlaceColumns { firsts, columns, groups } => run.place_columns(firsts, *columns, *groups),
+        Op::ScaleBy => elementwise::scale_by(run.input_rows(0), run.stored(run.input(1)), run.output_rows(0)),
         Op::ScaleByGrad => {
             let (x, dy, ds) = (run.input_rows(0), run.input_rows(1), run.floats_mut(run.update(0)));
             elementwise::scale_by_grad(x, dy, ds, run.workspace_floats());
         }
         Op::GatherRows => elementwise::gather_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::LmHeadLoss(head) => run.lm_head_loss(head),
+        Op::Objective(objective) => run.objective(objective),
         Op::HeadSums(piece) => run.head_sums(piece),
         Op::HeadLoss { row_losses } => run.head_loss(*row_losses),
         Op::HeadGrad { piece, .. } => run.head_grad(piece),
@@ -102,12 +103,19 @@ pub fn run_step(
         Op::AddBias => plain_act::add_bias(run.input_rows(0), run.stored(run.input(1)), run.output_rows(0)),
         Op::Act(kind) => plain_act::act(*kind, run.floats(run.input(0)), run.floats_mut(run.output(0))),
         Op::ActGrad(kind) => run.act_grad(*kind),
-        Op::CausalConv { backward } => run.causal_conv(*backward),
         Op::ChunkAttention(shape) => run.chunk_attention(shape),
         Op::ChunkAttentionGrad(shape) => run.chunk_attention_grad(shape),
         Op::StridedConv(conv) => run.strided_conv(*conv),
         Op::JoinPlaces { places } => audio_conv::join_places(run.input_rows(0), *places, run.output_rows(0)),
         Op::MaskRows { .. } => run.mask_rows(),
+        Op::CausalConv { bias, backward } => run.causal_conv(*bias, *backward),
+        Op::CausalConvWeightGrad => run.causal_conv_weight_grad(),
+        Op::CachedConv { bias } => run.cached_conv(*bias),
+        Op::Decay(shape) => run.decay(shape),
+        Op::DecayGrad { shape, trains } => run.decay_grad(shape, *trains),
+        Op::Scan(shape) => run.scan(shape),
+        Op::ScanGrad(shape) => run.scan_grad(shape),
+        Op::CachedScan(shape) => run.cached_scan(shape),
         Op::ScatterRows => elementwise::scatter_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::RmsNormGrad { norm, unweighted, addend } => {
             let (channels, weight) = run.norm_weight(norm, *unweighted);
@@ -221,10 +229,11 @@ impl Run<'_> {
         self.floats_mut(self.output(index)).rows(self.output(index).columns)
     }
 
-    fn place_columns(&self, firsts: &[usize], columns: usize) {
-        let (y, mut end) = (self.output_rows(0), 0);
+    /// Groups are rows of their own.
+    fn place_columns(&self, firsts: &[usize], columns: usize, groups: usize) {
+        let (y, mut end) = (self.floats_mut(self.output(0)).rows(columns), 0);
         for (part, first) in firsts.iter().enumerate() {
-            let x = self.input_rows(part);
+            let x = self.floats(self.input(part)).rows(self.input(part).columns / groups);
             elementwise::place_columns(x, (end, *first), y);
             end = first + x.columns();
         }

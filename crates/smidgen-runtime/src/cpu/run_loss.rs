@@ -7,7 +7,8 @@ use super::kernel::OutputView;
 use super::loss;
 use super::matmul_terms::{Init, Left, Output, Term};
 use super::run::{Factor, Run};
-use smidgen_ir::{LossHead, workspace_cpu};
+use super::view::Src;
+use smidgen_ir::{LossHead, Storage, workspace_cpu};
 
 impl Run<'_> {
     /// For each chunk of rows: logits, loss, the gradient of the logits in place, and the other gradients.
@@ -15,7 +16,7 @@ impl Run<'_> {
         let (x, table) = (self.input(0), self.input(1));
         let (rows, vocabulary) = (self.rows_of(x), self.rows_of(table));
         let labels = self.i32s(2);
-        let weight = self.elements::<f64>(self.input(3)).src().get(0);
+        let weight = self.loss_weight(3);
         let total = self.elements::<f64>(self.update(0));
         let stride = workspace_cpu::logit_stride(vocabulary);
         let logit_floats = head.chunk * stride;
@@ -28,7 +29,8 @@ impl Run<'_> {
             let nll = scratch.part(logit_floats, count);
             let chunk = LossChunk { first, count, logits: logits.address(), stride };
             self.logits(head.lora, &chunk, used);
-            let grad_scale = head.gradient.then_some(weight as f32);
+            let scale = |row: usize| weight.of(first + row) as f32;
+            let grad_scale = head.gradient.then_some(&scale as &(dyn Fn(usize) -> f32 + Sync));
             loss::softmax_loss(
                 logits.rows(stride).column_part(0, vocabulary),
                 labels.part(first, count),
@@ -36,7 +38,8 @@ impl Run<'_> {
                 grad_scale,
                 nll,
             );
-            sum += (0..count).map(|row| f64::from(nll.src().get(row))).sum::<f64>();
+            sum +=
+                (0..count).map(|row| weight.in_sum(first + row) * f64::from(nll.src().get(row))).sum::<f64>();
             if head.row_losses {
                 let losses = self.floats_mut(self.update(1));
                 (0..count).for_each(|row| losses.set(first + row, nll.src().get(row)));
@@ -45,7 +48,15 @@ impl Run<'_> {
                 self.loss_gradients(head, &chunk, used);
             }
         }
-        total.set(0, total.src().get(0) + sum * weight);
+        total.set(0, total.src().get(0) + sum * weight.of_sum());
+    }
+
+    /// The weight of the loss: one for all rows, or one for each.
+    pub(super) fn loss_weight(&self, input: usize) -> LossWeight {
+        match self.input(input).storage {
+            Storage::F32 => LossWeight::Rows(self.floats(self.input(input))),
+            _ => LossWeight::One(self.elements::<f64>(self.input(input)).src().get(0)),
+        }
     }
 
     /// Logits of all rows for the tokens of the vocabulary from `first_word` on.
@@ -116,6 +127,32 @@ impl Run<'_> {
         if head.train_head {
             outer(0, 1.0);
         }
+    }
+}
+
+/// What the loss of a row is multiplied by.
+#[derive(Clone, Copy)]
+pub(super) enum LossWeight {
+    One(f64),
+    Rows(Src<f32>),
+}
+
+impl LossWeight {
+    pub fn of(self, row: usize) -> f64 {
+        match self {
+            LossWeight::One(weight) => weight,
+            LossWeight::Rows(weights) => f64::from(weights.get(row)),
+        }
+    }
+
+    /// The factor of a row inside a sum over rows: one weight for all is multiplied once, after the sum.
+    pub fn in_sum(self, row: usize) -> f64 {
+        if let LossWeight::Rows(_) = self { self.of(row) } else { 1.0 }
+    }
+
+    /// The factor of a sum over rows.
+    pub fn of_sum(self) -> f64 {
+        if let LossWeight::One(weight) = self { weight } else { 1.0 }
     }
 }
 

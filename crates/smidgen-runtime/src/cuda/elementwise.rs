@@ -122,19 +122,19 @@ pub fn place_heads(
     Ok(())
 }
 
-/// y = s·x.
+/// y = s·x, with a number of s for each of several groups of channels.
 pub fn scale_by(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (x, scale, shape) = (MatrixAddress::of(stage, &step.inputs[0]), &step.inputs[1], &step.outputs[0]);
     let y = MatrixAddress::of(stage, shape);
     let spans = Spans::of(stage.rows(shape), shape.columns, &[x, y]);
     let Some(grid) = spans.grid(1) else { return Ok(()) };
-    let scale = [stage.address(scale), stored_dtype(scale)];
-    let args =
-        [x.pointer, x.stride, scale[0], scale[1], y.pointer, y.stride, spans.spans_of_row, spans.spans];
+    let width = int(shape.columns / stage.rows(scale));
+    let mut args = vec![x.pointer, x.stride, stage.address(scale), stored_dtype(scale), width];
+    args.extend([y.pointer, y.stride, spans.spans_of_row, spans.spans]);
     stage.launch(spans.form("scale_by_eight", "scale_by_one"), grid, THREADS, 0, &args)
 }
 
-/// ds += Σ x·dy, with partial sums in the workspace.
+/// ds += Σ x·dy over the channels of each number, with partial sums in the workspace.
 pub fn scale_by_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (x, ds) = (&step.inputs[0], &step.updates[0]);
     let (rows, columns) = (stage.rows(x), x.columns);
@@ -143,12 +143,13 @@ pub fn scale_by_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceEr
     }
     let per_partial = rows_per_partial(rows, NORM_GROUPS_PER_PARTIAL);
     let partials = rows.div_ceil(per_partial);
-    let workspace = Arg::Pointer(stage.workspace_of(4 * partials));
+    let factors = stage.rows(ds);
+    let workspace = Arg::Pointer(stage.workspace_of(4 * partials * factors));
     let [x, dy] = [0, 1].map(|index| MatrixAddress::of(stage, &step.inputs[index]));
     let mut args = vec![x.pointer, x.stride, dy.pointer, dy.stride];
-    args.extend([int(rows), int(columns), int(per_partial), workspace]);
-    stage.launch("dot_partials", [count(partials), 1, 1], THREADS, 0, &args)?;
-    add_partial_rows(stage, workspace, partials, 1, stage.pointer(ds))
+    args.extend([int(rows), int(columns / factors), int(per_partial), workspace]);
+    stage.launch("dot_partials", [count(partials), count(factors), 1], THREADS, 0, &args)?;
+    add_partial_rows(stage, workspace, partials, factors, stage.pointer(ds))
 }
 
 /// dsinks += the gradient of the sinks of attention, with partial sums in the workspace.

@@ -7,7 +7,7 @@
 use super::decode::decode_rows;
 use super::few_rows;
 use super::linear::outer_sum;
-use super::loss::{LossChunk, finish_logits, softmax_loss_chunk, sum_losses};
+use super::loss::{LossChunk, LossWeight, finish_logits, softmax_loss_chunk, sum_losses};
 use super::matmul::{Matmul, Matrix, Tokens};
 use super::operands::{AdapterRoom, Scratch, weight_matrix};
 use super::stage::Stage;
@@ -95,7 +95,8 @@ pub fn compute_logits(
 
 /// Adds weight·Σ NLL to the loss, and computes the gradients that the step asks for.
 pub fn lm_head_loss(stage: &Stage<'_>, step: &BoundStep, head: &LossHead) -> Result<(), DeviceError> {
-    let (x, labels, weight) = (&step.inputs[0], &step.inputs[2], &step.inputs[3]);
+    let (x, labels) = (&step.inputs[0], &step.inputs[2]);
+    let weight = LossWeight::of(stage, &step.inputs[3]);
     let vocabulary = stage.rows(&step.inputs[1]);
     let rows = stage.rows(x);
     let mut scratch = Scratch::of(stage);
@@ -115,7 +116,7 @@ pub fn lm_head_loss(stage: &Stage<'_>, step: &BoundStep, head: &LossHead) -> Res
             rows: tokens.rows,
             vocabulary,
             labels: stage.pointer(labels) + 4 * first as u64,
-            weight: stage.pointer(weight),
+            weight: weight.from_row(first),
             row_losses: row_losses + 4 * first as u64,
             softcap: head.softcap,
             gradient: head.gradient,
@@ -125,7 +126,7 @@ pub fn lm_head_loss(stage: &Stage<'_>, step: &BoundStep, head: &LossHead) -> Res
             chunk_gradients(stage, step, head, &head_weight, adapter, (first, tokens), logits, scratch)?;
         }
     }
-    sum_losses(stage, row_losses, rows, stage.pointer(weight), stage.pointer(&step.updates[0]))
+    sum_losses(stage, row_losses, rows, weight, stage.pointer(&step.updates[0]))
 }
 
 /// dx = dlogits·head; dh = scale·dlogits·B, dB += scale·dlogitsᵀ·h; dhead += dlogitsᵀ·x.

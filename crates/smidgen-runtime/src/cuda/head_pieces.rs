@@ -5,7 +5,7 @@
 //! piece: rounding to 8 bits of mantissa after each piece would add an error to every gradient of the model.
 
 use super::head::{Head, compute_logits};
-use super::loss::{PieceChunk, loss_of_sums, round_rows};
+use super::loss::{LossWeight, PieceChunk, loss_of_sums, round_rows};
 use super::matmul::{Element, Matmul, Matrix, Tokens};
 use super::operands::Scratch;
 use super::stage::Stage;
@@ -28,7 +28,7 @@ pub fn head_sums(stage: &Stage<'_>, step: &BoundStep, piece: &HeadPiece) -> Resu
 
 /// Adds weight·Σ NLL to the loss.
 pub fn head_loss(stage: &Stage<'_>, step: &BoundStep, row_losses: bool) -> Result<(), DeviceError> {
-    let (sums, weight) = (&step.inputs[0], stage.pointer(&step.inputs[1]));
+    let (sums, weight) = (&step.inputs[0], LossWeight::of(stage, &step.inputs[1]));
     let losses = if row_losses { stage.pointer(&step.updates[1]) } else { 0 };
     let loss = stage.pointer(&step.updates[0]);
     loss_of_sums(stage, stage.pointer(sums), stage.rows(sums), weight, loss, losses)
@@ -41,7 +41,7 @@ pub fn head_grad(
     piece: &HeadPiece,
     ends: bool,
 ) -> Result<(), DeviceError> {
-    let (weight, sums) = (stage.pointer(&step.inputs[3]), stage.pointer(&step.inputs[4]));
+    let (weight, sums) = (LossWeight::of(stage, &step.inputs[3]), stage.pointer(&step.inputs[4]));
     let dx = stage.matrix(&step.outputs[0]);
     let before = piece.continues.then(|| stage.matrix(&step.inputs[5]));
     let columns = step.inputs[0].columns;
@@ -49,7 +49,7 @@ pub fn head_grad(
     let is_rounded = ends && dx.element != Element::F32;
     let summed_bytes = if is_rounded { 4 * piece.chunk * columns } else { 0 };
     for_each_chunk_of_logits(stage, step, piece, summed_bytes, |first, chunk, parts| {
-        chunk.to_gradients(stage, weight, sums + SUMS_BYTES * first as u64)?;
+        chunk.to_gradients(stage, weight.from_row(first), sums + SUMS_BYTES * first as u64)?;
         let dx = dx.at(first, 0);
         let summed = if is_rounded {
             Matrix { pointer: parts.summed, stride: columns, element: Element::F32 }

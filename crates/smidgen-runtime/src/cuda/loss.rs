@@ -9,7 +9,8 @@ use super::decode::is_aligned;
 use super::matmul::{Element, Matrix};
 use super::modules::KernelFile;
 use super::stage::{Arg, Stage};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Operand};
+use smidgen_ir::Storage;
 
 pub const FILE: KernelFile = KernelFile {
     name: "loss.cu",
@@ -29,6 +30,33 @@ pub const FILE: KernelFile = KernelFile {
     ],
 };
 
+/// The addresses of the weight of the loss: one f64 for all rows, or an f32 for each; the other one is 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossWeight {
+    one: u64,
+    rows: u64,
+}
+
+impl LossWeight {
+    pub fn of(stage: &Stage<'_>, operand: &Operand) -> LossWeight {
+        let pointer = stage.pointer(operand);
+        match operand.storage {
+            Storage::F32 => LossWeight { one: 0, rows: pointer },
+            _ => LossWeight { one: pointer, rows: 0 },
+        }
+    }
+
+    /// For the rows from this one on.
+    pub fn from_row(self, row: usize) -> LossWeight {
+        let rows = if self.rows == 0 { 0 } else { self.rows + 4 * row as u64 };
+        LossWeight { rows, ..self }
+    }
+
+    fn args(self) -> [Arg; 2] {
+        [Arg::Pointer(self.one), Arg::Pointer(self.rows)]
+    }
+}
+
 /// A chunk of rows with all their logits; all addresses are on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossChunk {
@@ -40,8 +68,7 @@ pub struct LossChunk {
     pub vocabulary: usize,
     /// (rows) of i32, from the chunk's first row on.
     pub labels: u64,
-    /// One f64.
-    pub weight: u64,
+    pub weight: LossWeight,
     /// (rows) of f32, from the chunk's first row on: receives the negative log likelihoods.
     pub row_losses: u64,
     pub softcap: Option<f32>,
@@ -60,7 +87,8 @@ pub fn softmax_loss_chunk(stage: &Stage<'_>, chunk: &LossChunk) -> Result<(), De
         Arg::Int(chunk.vocabulary as i32),
         Arg::Int(i32::from(is_aligned(chunk.logits, chunk.stride))),
         Arg::Pointer(chunk.labels),
-        Arg::Pointer(chunk.weight),
+        chunk.weight.args()[0],
+        chunk.weight.args()[1],
         Arg::Pointer(chunk.row_losses),
         Arg::Int(i32::from(chunk.gradient)),
     ];
@@ -74,18 +102,19 @@ pub fn softmax_loss_chunk(stage: &Stage<'_>, chunk: &LossChunk) -> Result<(), De
     }
 }
 
-/// loss (one f64) += weight (one f64) · the sum of `rows` losses (f32), in an order that depends only on `rows`.
+/// loss (one f64) += weight · the sum of `rows` losses (f32), in an order that depends only on `rows`.
 pub fn sum_losses(
     stage: &Stage<'_>,
     row_losses: u64,
     rows: usize,
-    weight: u64,
+    weight: LossWeight,
     loss: u64,
 ) -> Result<(), DeviceError> {
     if rows == 0 {
         return Ok(());
     }
-    let args = [Arg::Pointer(row_losses), Arg::Int(rows as i32), Arg::Pointer(weight), Arg::Pointer(loss)];
+    let [one, each] = weight.args();
+    let args = [Arg::Pointer(row_losses), Arg::Int(rows as i32), one, each, Arg::Pointer(loss)];
     stage.launch("sum_losses", [1, 1, 1], THREADS, 0, &args)
 }
 
@@ -131,20 +160,21 @@ impl PieceChunk {
         self.launch(stage, ["head_sums", "head_sums_capped"], &more)
     }
 
-    /// Replaces the logits by weight (one f64) · their gradient; `sums` cover the whole vocabulary.
-    pub fn to_gradients(&self, stage: &Stage<'_>, weight: u64, sums: u64) -> Result<(), DeviceError> {
-        let more = [Arg::Pointer(weight), Arg::Pointer(sums)];
+    /// Replaces the logits by weight · their gradient; `sums` cover the whole vocabulary.
+    pub fn to_gradients(&self, stage: &Stage<'_>, weight: LossWeight, sums: u64) -> Result<(), DeviceError> {
+        let [one, each] = weight.args();
+        let more = [one, each, Arg::Pointer(sums)];
         self.launch(stage, ["head_grad", "head_grad_capped"], &more)
     }
 }
 
-/// loss (one f64) += weight (one f64) · the sum of the row losses, which are written to `row_losses` (f32) unless it is
+/// loss (one f64) += weight · the sum of the row losses, which are written to `row_losses` (f32) unless it is
 /// 0.
 pub fn loss_of_sums(
     stage: &Stage<'_>,
     sums: u64,
     rows: usize,
-    weight: u64,
+    weight: LossWeight,
     loss: u64,
     row_losses: u64,
 ) -> Result<(), DeviceError> {
@@ -154,7 +184,8 @@ pub fn loss_of_sums(
     let args = [
         Arg::Pointer(sums),
         Arg::Int(rows as i32),
-        Arg::Pointer(weight),
+        weight.args()[0],
+        weight.args()[1],
         Arg::Pointer(loss),
         Arg::Pointer(row_losses),
     ];

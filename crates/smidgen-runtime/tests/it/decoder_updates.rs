@@ -76,7 +76,7 @@ fn an_update_regularizes_once() {
             let nodes = subject.graph.nodes(entry).iter();
             nodes.filter(|node| matches!(node.op, Op::FourierReg { .. })).count()
         };
-        assert_eq!(Entry::ALL.map(regularizers), [0, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(Entry::ALL.map(regularizers), [0, 1, 0, 0, 0, 0, 0, 0, 0]);
 
         let mut executor = subject.load(subject.roomy_plan(2), 2);
         let coefficients = leaf_named(&subject.graph, FOURIER_COEFFICIENTS);

@@ -9,8 +9,8 @@ use crate::subject::{Scalar, Subject};
 use smidgen_compile::{autodiff, leaves};
 use smidgen_ir::quant;
 use smidgen_ir::{
-    DType, Dim, Entry, Extent, Graph, Leaf, LeafKind, LossHead, MARK_COLUMNS, Node, Op, Phase, Shape,
-    Storage, Type, ValueId, ValueRole, verify,
+    DType, Dim, Entry, Extent, Graph, Leaf, LeafKind, LossHead, MARK_COLUMNS, Node, Objective, Op, Phase,
+    Shape, Storage, Type, ValueId, ValueRole, verify,
 };
 use std::collections::HashMap;
 
@@ -246,6 +246,54 @@ impl Draft {
         self.graph.emit(&mut self.nodes, op, inputs, updates, &names, (Phase::Forward, None));
     }
 
+    /// An objective over sequences that begin at `first_rows`, whose loss is that of `x` (S, C).
+    pub fn objective(
+        &mut self,
+        objective: &Objective,
+        x: ValueId,
+        table: ValueId,
+        first_rows: Vec<i32>,
+        numbers: Vec<f64>,
+    ) {
+        let vocabulary = self.graph.value(table).ty.shape.at(&self.extent).0;
+        let labels = self.ids("labels", Dim::Rows, vocabulary);
+        let weight = self.double("loss weight", 0.7);
+        let (loss, unread) = (self.state("loss"), self.state("unread"));
+        let rows = Type::f32(Shape::rows_of(Dim::Rows));
+        let row_losses = self.graph.add_leaf("row losses", rows, LeafKind::State);
+        let figures = Type::new(Shape::vector(Objective::FIGURES), Storage::Plain(DType::F64));
+        let figures = self.graph.add_leaf("figures", figures, LeafKind::State);
+        let head = LossHead {
+            chunk: 5,
+            gradient: false,
+            lora: None,
+            train_head: false,
+            softcap: None,
+            row_losses: true,
+        };
+        let place = (Phase::Forward, None);
+        let inputs = vec![x, table, labels, weight];
+        let updates = vec![unread, row_losses];
+        self.graph.emit(&mut self.nodes, Op::LmHeadLoss(head), inputs, updates, &[], place);
+        let first_rows = self.integers("first rows", Dim::Boundaries, first_rows);
+        let shape = Shape::of(Dim::Boundaries, Objective::SEQUENCE_COLUMNS);
+        let numbers = self.input("sequences", shape, DType::F64, Content::Doubles(numbers));
+        let mut inputs = vec![row_losses, weight, first_rows, numbers];
+        if objective.reads_rows() {
+            // About the log-probability of a uniform choice, so that some ratios are clipped and others are not.
+            let reals = random_reals(self.next_seed(), Objective::BEFORE_COLUMNS * self.extent.rows);
+            let before = reals.iter().map(|value| 0.4 * value - (vocabulary as f32).ln()).collect();
+            let shape = Shape::of(Dim::Rows, Objective::BEFORE_COLUMNS);
+            inputs.push(self.input("before", shape, DType::F32, Content::Reals(before)));
+        }
+        let op = Op::Objective(objective.clone());
+        let names = ["row weights".to_string()];
+        let weights = self.graph.emit(&mut self.nodes, op, inputs, vec![loss, figures], &names, place)[0];
+        let op = Op::LmHeadLoss(LossHead { gradient: true, row_losses: false, ..head });
+        let inputs = vec![x, table, labels, weights];
+        self.graph.emit(&mut self.nodes, op, inputs, vec![unread], &["d x".to_string()], place);
+    }
+
     /// Differentiates Σ y·dy for a random dy.
     pub fn gradient_of(mut self, name: &str, y: ValueId) -> Subject {
         let last = &self.nodes[self.nodes.len() - 1];
@@ -311,7 +359,16 @@ impl Draft {
             for input in &mut node.inputs {
                 *input = copies.get(input).copied().unwrap_or(*input);
             }
-            if let Op::LmHeadLoss(head) = &mut node.op {
+            if let Op::Objective(_) = node.op {
+                node.updates[0] = self.state("eval loss");
+            }
+            if let Op::LmHeadLoss(head) = &mut node.op
+                && !head.row_losses
+            {
+                // An objective has added its loss already.
+                if self.graph.value(node.inputs[3]).ty.storage == Storage::F32 {
+                    continue;
+                }
                 (head.gradient, head.train_head) = (false, false);
                 node.outputs.clear();
                 node.updates = vec![self.state("eval loss")];

@@ -7,7 +7,7 @@ use crate::check::check_subject;
 use crate::subject::Subject;
 use crate::{
     adapter_examples, attention_examples, audio_examples, expert_examples, linear_examples, loss_examples,
-    offload_changes_nothing, ranks, row_examples, update_examples,
+    objective_examples, offload_changes_nothing, ranks, recurrence_examples, row_examples, update_examples,
 };
 use smidgen_ir::Op;
 use std::collections::BTreeSet;
@@ -36,8 +36,10 @@ pub fn all() -> Vec<Example> {
         adapter_examples::examples(),
         attention_examples::examples(),
         audio_examples::examples(),
+        recurrence_examples::examples(),
         expert_examples::examples(),
         loss_examples::examples(),
+        objective_examples::examples(),
         update_examples::examples(),
         offload_changes_nothing::examples(),
         ranks::examples(),
@@ -94,6 +96,11 @@ fn operations_of_audio() {
 }
 
 #[test]
+fn operations_of_recurrent_mixers() {
+    prove(recurrence_examples::examples());
+}
+
+#[test]
 fn operations_of_experts() {
     prove(expert_examples::examples());
 }
@@ -101,6 +108,11 @@ fn operations_of_experts() {
 #[test]
 fn operations_of_the_loss() {
     prove(loss_examples::examples());
+}
+
+#[test]
+fn operations_of_objectives() {
+    prove(objective_examples::examples());
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn experts(storage: Storage, adapted: bool, used: &[usize]) -> Example {
         let part = ExpertRows { experts, first, rows };
         draft.op(Op::GroupedLinear { part, bias: adapted, lora }, &inputs, &[name])[0]
     });
-    parts[0] = draft.op(Op::SliceColumns { first: 1, columns: 1 }, &[parts[0]], &["gate"])[0];
+    parts[0] = draft.op(Op::SliceColumns { first: 1, columns: 1, groups: 1 }, &[parts[0]], &["gate"])[0];
     let product = draft.op(Op::GatedAct(Activation::Silu), &parts, &["product"])[0];
     let y = draft.op(Op::CombineRows { weighted: false }, &[product, places], &["y"])[0];
     let name = format!("experts {used:?} in {storage}, adapted {adapted}");

@@ -5,7 +5,7 @@
 
 use crate::numbers::{Content, decode_doubles, decode_reals, encode};
 use smidgen_compile::model::layer::{LayerSpec, NormForm};
-use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec};
+use smidgen_compile::model::spec::{EmbeddingSpec, FINAL_NORM, HeadSpec};
 use smidgen_compile::passes::{join_operands, reuse_in_place};
 use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
@@ -205,6 +205,8 @@ pub fn plain_request() -> Request {
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
         audio: Default::default(),
         decode: None,
+        objective: None,
+        reference: None,
         row_losses: false,
         rank: Rank::ONLY,
         threads: 1,
@@ -226,6 +228,7 @@ pub fn plain_spec() -> DecoderSpec {
         ropes: vec![RopeSpec::plain(1e4, 8)],
         layers: vec![LayerSpec::like_llama(1, 1, 8, 1, 1e-5)],
         final_norm: NormForm::Rms(Norm { eps: 1e-5, plus_one: false }),
+        final_norm_path: FINAL_NORM,
         head: HeadSpec { is_tied: false, scale: 1.0, softcap: None },
         max_positions: 1,
         stored: DType::F32,

@@ -28,6 +28,9 @@ pub struct MetricsRow {
     /// The regularizer of `ls-lora`, not part of `loss`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reg_loss: Option<f64>,
+    /// What the objective reports, under TRL's names.
+    #[serde(flatten)]
+    pub figures: BTreeMap<String, f64>,
     /// The gradient norm before clipping.
     pub grad_norm: f64,
     /// The learning rate of this update.
@@ -164,6 +167,7 @@ pub(super) mod tests {
             ranks: 1,
             loss: 1.0 / 3.0,
             reg_loss: None,
+            figures: BTreeMap::new(),
             grad_norm: 2.0,
             lr: 2e-4,
             tokens: 1000,

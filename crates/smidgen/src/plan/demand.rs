@@ -15,13 +15,13 @@ use smidgen_data::eval_batch::{eval_extent, largest_extent};
 use smidgen_data::micro_batch::{self, Packing, largest_micro_batch, packed_epoch};
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::grouped_digits::Grouped;
-use smidgen_ir::{Extent, Policy};
+use smidgen_ir::{Extent, Objective, Policy};
 use smidgen_recipe::Batch;
 
 /// Packs samples into micro-batches of the policy's size.
 pub fn pack(packing: &mut Packing, policy: &Policy, set: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
     let lengths = samples.iter().map(|sample| set.length(*sample as usize));
-    packing.pack(lengths, policy.micro_tokens).map_err(Failure::data)
+    packing.pack_together(lengths, set.rows().together(), policy.micro_tokens).map_err(Failure::data)
 }
 
 /// The samples of the run's largest micro-batch, of the policy's size.
@@ -87,7 +87,14 @@ impl DemandShape {
     }
 
     fn of_rows(job: &Job, rows: &Rows, pinned: Option<usize>) -> Result<DemandShape, Failure> {
-        let longest = rows.train.longest();
+        let compares_divergence =
+            matches!(&job.request.objective, Some(Objective::Labels(loss)) if loss.compares_divergence);
+        let longest = rows.train.longest_together();
+        let longest = if compares_divergence {
+            longest.max(rows.train.longest_mismatch().min(job.recipe.data.max_tokens))
+        } else {
+            longest
+        };
         let ranks = job.request.rank.of;
         let largest = |micro_tokens: usize| {
             largest_micro_batch(&rows.batches, &rows.train, micro_tokens, ranks).map_err(Failure::data)
@@ -95,8 +102,11 @@ impl DemandShape {
         let whole = largest(usize::MAX)?;
         let stats = rows.train.stats();
         let mean = stats.tokens as f64 / rows.train.len() as f64;
+        let sequences = job.recipe.rows_needed().sequences();
         let step_tokens = match job.recipe.train.batch {
-            Batch::Samples(samples) => (mean * samples as f64 / ranks as f64).min(whole.step_tokens as f64),
+            Batch::Samples(rows) => {
+                (mean * (rows * sequences) as f64 / ranks as f64).min(whole.step_tokens as f64)
+            }
             Batch::Tokens(_) => whole.step_tokens as f64,
         };
         let mut demands = Vec::new();
@@ -104,8 +114,14 @@ impl DemandShape {
             let largest = largest(micro_tokens)?;
             let mut extent = largest.micro_batch;
             let evaluated = rows.eval.iter().chain(rows.choices.as_ref().map(|choices| &choices.set));
-            let longest = evaluated.clone().map(TokenSet::longest).max().unwrap_or(0);
-            let tokens = extent.tokens.max(longest);
+            let longest_evaluated = evaluated.clone().map(TokenSet::longest_together).max().unwrap_or(0);
+            let mut tokens = extent.tokens.max(longest_evaluated);
+            if compares_divergence {
+                // Prompts meet the completions of other rows, so any of their tokens may be supervised.
+                tokens = tokens.max(longest);
+                let mixed = Extent { tokens, rows: tokens, segments: extent.segments, audio: 0 };
+                extent = largest_extent(extent, mixed);
+            }
             for set in evaluated {
                 extent = largest_extent(extent, eval_extent(set, 0, tokens));
             }
@@ -117,8 +133,9 @@ impl DemandShape {
 
     fn assumed(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
         let max_tokens = job.recipe.data.max_tokens;
+        let needed = job.recipe.rows_needed();
         let samples = match job.recipe.train.batch {
-            Batch::Samples(samples) => samples,
+            Batch::Samples(rows) => rows * needed.sequences(),
             Batch::Tokens(tokens) => (tokens / max_tokens).max(1),
         };
         let all_tokens = (samples * max_tokens) as f64;
@@ -132,7 +149,7 @@ impl DemandShape {
             }
         };
         let demand = |micro_tokens: usize| {
-            let segments = micro_tokens / max_tokens;
+            let segments = micro_tokens / max_tokens / needed.together() * needed.together();
             let tokens = segments * max_tokens;
             Demand {
                 micro_tokens: if pinned.is_some() { micro_tokens } else { tokens },
@@ -146,7 +163,7 @@ impl DemandShape {
                 micro_steps: samples as f64 / segments as f64,
             }
         };
-        let choices = micro_token_choices(pinned, step_tokens, max_tokens)?;
+        let choices = micro_token_choices(pinned, step_tokens, max_tokens * needed.together())?;
         let mut demands: Vec<Demand> = choices.into_iter().map(demand).collect();
         demands.dedup();
         Ok(DemandShape { demands, step_tokens: step_tokens as f64, all_tokens })

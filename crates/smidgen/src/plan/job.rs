@@ -25,15 +25,16 @@ use smidgen_compile::links::Link;
 use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::model::overflows_f16;
 use smidgen_compile::model::spec::{HEAD, LinearKind};
-use smidgen_compile::request;
+use smidgen_compile::request::{self, Reference};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::{ModulePattern, is_of_experts};
 use smidgen_hub::{Access, Want};
-use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Rank, Workload};
+use smidgen_ir::{AdamW, DeviceKind, Extent, Objective, Precision, Rank, Workload};
 use smidgen_recipe::{
-    AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, Optimizer, Recipe, RecipePath,
+    AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, ModelPath, ObjectiveMistake, Optimizer,
+    Recipe, RecipePath, ReferenceMemory, ReferenceUse,
 };
 use smidgen_runtime::cuda::gpu_generation::LEAST_WITH_BF16;
 
@@ -194,6 +195,7 @@ impl Job {
         check_range(&spec.model_type, arithmetic)?;
         let mut request = build_request(&recipe, &spec, &model, place.kind(), arithmetic)?;
         request.rank = world.rank;
+        refuse_objective(&recipe, &request)?;
         if recipe.memory.threads == 0 {
             request.threads = world.threads(request.threads);
         }
@@ -239,13 +241,28 @@ fn open_for(recipe: &Recipe, purpose: Purpose, access: &Access) -> Result<Model,
         Purpose::Plan | Purpose::Preview => Want::Config,
         Purpose::Train => Want::Weights,
     };
-    let opened = open_model(&recipe.model.path, want, access);
-    match (&opened, Shape::of(&recipe.model.path)) {
-        (Err(failure), Some(shape)) if purpose == Purpose::Plan && failure.kind == FailureKind::Network => {
-            Ok(shape.model())
+    let (path, is_plan) = (&recipe.model.path, purpose == Purpose::Plan);
+    let shape = Shape::of(path);
+    let opened = match (open_model(path, want, access), shape, path) {
+        // Nothing is asked for a name that is only a name: there is no such folder.
+        (Err(_), Some(shape), ModelPath::Folder(_)) if is_plan => return Ok(shape.model()),
+        (Err(failure), Some(shape), _) if is_plan && failure.kind == FailureKind::Network => {
+            return Ok(shape.model());
         }
-        _ => opened,
-    }
+        (opened, ..) => opened,
+    };
+    opened.map_err(|failure| match (shape, path) {
+        (Some(shape), ModelPath::Folder(_)) => failure.hint(format!(
+            "`{}` is a name for plans only; a run needs the weights: `model.path = \"{}\"`",
+            shape.name, shape.published[0]
+        )),
+        (None, ModelPath::HuggingFace(_) | ModelPath::Folder(_)) if is_plan => {
+            failure.hint_if_some(Shape::nearest(path).map(|shape| {
+                format!("`model.path = \"{}\"` plans for that shape without network", shape.name)
+            }))
+        }
+        _ => failure,
+    })
 }
 
 impl Job {
@@ -338,11 +355,56 @@ fn build_request(
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
         audio: AudioInput::None,
         decode: None,
+        objective: recipe.objective().map_err(refused_objective)?,
+        reference: reference_entry(recipe),
         row_losses: false,
         rank: Rank::ONLY,
         threads: host::threads(recipe.memory.threads)?,
         spec,
     })
+}
+
+fn refused_objective(mistake: ObjectiveMistake) -> Failure {
+    Failure::recipe(mistake.message).hint(mistake.hint)
+}
+
+/// The model of the plan's `reference`, if log-probabilities of the reference need a pass of their own. Before the first
+/// update, the policy itself is the reference, unless an adapter was given and the base is meant.
+fn reference_entry(recipe: &Recipe) -> Option<Reference> {
+    let has_init = recipe.adapter.init != Init::Default;
+    let reference = match recipe.train.aim.reference.unwrap_or(ReferenceUse::Auto) {
+        ReferenceUse::Base => Reference::Base,
+        ReferenceUse::Adapter => Reference::Adapter,
+        ReferenceUse::Auto if has_init => Reference::Adapter,
+        ReferenceUse::Auto => Reference::Base,
+    };
+    let is_pass = match recipe.memory.reference {
+        ReferenceMemory::Auto => !recipe.changes_base(),
+        ReferenceMemory::Pass => true,
+        ReferenceMemory::Cached => has_init && reference == Reference::Base,
+    };
+    // Mismatched completions cannot be cached: which ones meet depends on the step.
+    let compares_divergence =
+        matches!(recipe.objective(), Ok(Some(Objective::Labels(loss))) if loss.compares_divergence);
+    (recipe.has_reference() && (is_pass || compares_divergence)).then_some(reference)
+}
+
+/// What an objective cannot be combined with.
+fn refuse_objective(recipe: &Recipe, request: &Request) -> Result<(), Failure> {
+    let Some(objective) = &request.objective else { return Ok(()) };
+    let kind = recipe.train.objective;
+    if !request.rank.is_only() {
+        return Err(Failure::recipe(format!("`train.objective = \"{kind}\"` trains on one rank"))
+            .hint("start one process; a smaller `train.batch` or more micro-batches keep it in memory"));
+    }
+    if objective.temperature() != 1.0 && request.spec.head.softcap.is_some() {
+        let model = &request.spec.model_type;
+        return Err(Failure::recipe(format!(
+            "`train.temperature`: `{model}` caps its logits, which cannot be divided"
+        ))
+        .hint("write `train.temperature = 1.0`"));
+    }
+    Ok(())
 }
 
 fn title(recipe: &Recipe, arithmetic: Arithmetic) -> String {

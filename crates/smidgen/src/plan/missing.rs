@@ -14,9 +14,8 @@ const EXPERT_COUNTS: [&str; 4] = ["num_experts", "num_local_experts", "n_routed_
 const PARTS: &[(&str, &[&str])] = &[
     ("encoder and cross attention", &["is_encoder_decoder", "cross_attention_layers"]),
     ("state space layers", &["state_size", "mamba_d_state", "mamba_expand", "ssm_state_size", "ssm_cfg"]),
-    ("linear attention", &["linear_num_value_heads", "linear_conv_kernel_dim", "linear_attn_config"]),
+    ("linear attention", &["linear_attn_config"]),
     ("recurrent layers", &["lru_width", "rescale_every", "mlstm_round_up_to_multiple_of", "num_hops_per_iteration", "H_cycles"]),
-    ("short convolutions", &["conv_L_cache"]),
     ("latents of the output of attention", &["o_lora_rank"]),
     ("attention in chunks", &["attention_chunk_size"]),
     ("sparse attention with an indexer", &["index_topk"]),

@@ -104,7 +104,7 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
                     let is_plain = storage.is_some_and(|storage| storage.plain().is_some());
                     (elements(shape) == elements(&expected), is_plain)
                 } else {
-                    (shape == expected, is_trainable_on(&tensor.shape, storage))
+                    (is_shaped(shape, &expected), is_trainable_on(&tensor.shape, storage))
                 };
                 if !has_shape {
                     problems.push(format!("`{name}` is {shape:?}, the config says {expected:?}"));
@@ -161,7 +161,7 @@ fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
         let weight = model.weight(&name).filter(|weight| weight.storage().is_some())?;
         let method = match weight {
             Weight::Bnb(_) => Some("bitsandbytes"),
-            Weight::Fp8(weight) if weight.storage() == Storage::Fp8Blocks => Some("fp8"),
+            Weight::Fp8(ref weight) if weight.storage() == Storage::Fp8Blocks => Some("fp8"),
             // Their tensors say what they are, by their names.
             Weight::Fp8(_) | Weight::Packed(_) => None,
             Weight::Plain(_) | Weight::Merged(_) | Weight::Gguf(_) | Weight::Joined(_) => None,
@@ -182,6 +182,12 @@ fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
         }
     };
     linears.filter_map(problem).collect()
+}
+
+/// Whether a stored tensor has a shape. A convolution's weight is stored with its channels of a group, of which there is
+/// one.
+fn is_shaped(stored: &[usize], expected: &[usize]) -> bool {
+    matches!((stored, expected), ([n, 1, k], [rows, taps]) if (n, k) == (rows, taps)) || stored == expected
 }
 
 /// Whether operations can read a tensor as stored: matrices in any storage format, vectors only as plain numbers.

@@ -167,7 +167,7 @@ fn generation(job: &Job, facts: &MemoryFacts) -> Option<Spaces> {
 
 /// The request for generating with what the run makes: the base with its adapter, or the model that it writes.
 fn made_request(job: &Job) -> Request {
-    let mut request = job.request.clone();
+    let mut request = Request { objective: None, reference: None, ..job.request.clone() };
     if Artifact::of(&job.recipe) == Artifact::Model {
         let tensors = request.spec.tensors().into_iter();
         let written = tensors.filter_map(|tensor| {

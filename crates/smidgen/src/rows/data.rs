@@ -118,6 +118,7 @@ pub fn read_data(
         },
         seed: recipe.train.seed,
         shuffle: recipe.data.shuffle,
+        repeats: recipe.answer_settings().num_iterations,
     };
     let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
     let batches = BatchPlan::mixed(&train, &weights, options).map_err(Failure::recipe)?;

@@ -162,7 +162,7 @@ pub fn read_asked(
         let found =
             recognize(files, format, columns, data.on_bad_row).map_err(|error| format_failure(key, error))?;
         let format = found.format;
-        if matches!(format, RowFormat::Text | RowFormat::Tokens) {
+        if matches!(format, RowFormat::Text | RowFormat::Tokens | RowFormat::Preference) {
             return Err(Failure::recipe(format!(
                 "the rows of `{key}` have the format `{format}`, which has no question and no answer"
             ))
@@ -268,7 +268,9 @@ fn ask(
 ) -> Result<Asked, EncodeError> {
     let renders_pairs = template.is_some_and(|template| template.renders_pairs);
     match (example, template.map(|template| &template.kind)) {
-        (Example::Tokens { .. } | Example::Text(_), _) => unreachable!("refused with their format"),
+        (Example::Tokens { .. } | Example::Text(_) | Example::Group(_), _) => {
+            unreachable!("refused with their format")
+        }
         (Example::PromptCompletion { prompt, completion }, Some(kind)) if renders_pairs => match kind {
             TemplateKind::Text(text) => Ok(Asked {
                 prompt: text.render(prompt, None),

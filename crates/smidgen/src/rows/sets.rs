@@ -257,6 +257,7 @@ fn read_set(
     let options = PrepareOptions {
         template: &template,
         loss_on: recipe.data.loss_on,
+        rows: recipe.rows_needed(),
         limits,
         on_bad_row: recipe.data.on_bad_row,
         cache: cache.as_deref(),

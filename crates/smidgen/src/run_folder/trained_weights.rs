@@ -198,6 +198,10 @@ fn model_outputs(
         if job.request.trained.contains(&tensor.name) {
             let mut output = Output::trained(plan, tensor.name, element);
             output.spec.name = name;
+            // The weight of a convolution has a dimension more in files.
+            if let [_, 1, _] = weight.shape() {
+                output.spec.shape = weight.shape().to_vec();
+            }
             return vec![output];
         }
         vec![frozen(name, element, weight)]

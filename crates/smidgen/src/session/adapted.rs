@@ -52,6 +52,8 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
         audio: AudioInput::None,
         decode: None,
+        objective: None,
+        reference: None,
         row_losses: false,
         rank: Rank::ONLY,
         threads: host::processors(),

@@ -11,7 +11,7 @@ use crate::plan::job::Job;
 use crate::plan::trained_choice::choices;
 use serde_json::Value;
 use smidgen_compile::adapter::{LoraModule, joined_ranks};
-use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
+use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, REFERENCE_COPY, trained_biases};
 use smidgen_compile::model::audio::OUTSIDE_DECODER;
 use smidgen_compile::model::experts::ExpertsSpec;
 use smidgen_compile::model::spec::{EMBEDDING, HEAD, LinearKind};
@@ -593,6 +593,25 @@ fn target_endings(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
         endings.into_iter().find(is_exact).unwrap_or(path).to_string()
     };
     modules.iter().map(|module| ending(&module.path)).collect::<BTreeSet<String>>().into_iter().collect()
+}
+
+/// Copies everything that the adapters are made of to the frozen copies of the reference.
+pub fn copy_to_reference<D: Device>(executor: &mut Executor<D>) -> Result<(), Failure> {
+    let plan = executor.plan();
+    let names = plan.values.iter().filter_map(|value| {
+        let of = value.name.strip_prefix(REFERENCE_COPY)?;
+        Some((plan.leaf_named(of)?, plan.leaf_named(&value.name)?, value.ty.bytes(&plan.extent)))
+    });
+    let copies: Vec<(ValueId, ValueId, usize)> = names.collect();
+    let mut piece = vec![0u8; 64 << 10];
+    for (from, to, bytes) in copies {
+        for offset in (0..bytes).step_by(piece.len()) {
+            let piece = &mut piece[..(64 << 10).min(bytes - offset)];
+            executor.read_at(from, offset, piece)?;
+            executor.write_at(to, offset, piece);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 use crate::failure::Failure;
 use smidgen_compile::names::{input, state};
 use smidgen_data::micro_batch::MicroBatch;
-use smidgen_ir::{Plan, ValueId};
+use smidgen_ir::{Objective, Plan, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor, counter};
 
 /// The slots of the two reads that run in the background.
@@ -35,6 +35,11 @@ pub struct Feed {
     reg_loss: Option<ValueId>,
     eval_loss: ValueId,
     row_losses: Option<ValueId>,
+    /// Only in a plan with an objective.
+    sequence_rows: Option<ValueId>,
+    sequences: Option<ValueId>,
+    rows_before: Option<ValueId>,
+    figures: Option<ValueId>,
     seed: u64,
 }
 
@@ -71,6 +76,10 @@ impl Feed {
             reg_loss: plan.leaf_named(state::REG_LOSS),
             eval_loss: leaf(state::EVAL_LOSS),
             row_losses: plan.leaf_named(state::ROW_LOSSES),
+            sequence_rows: plan.leaf_named(input::SEQUENCE_ROWS),
+            sequences: plan.leaf_named(input::SEQUENCES),
+            rows_before: plan.leaf_named(input::ROWS_BEFORE),
+            figures: plan.leaf_named(state::FIGURES),
             seed,
         }
     }
@@ -101,6 +110,18 @@ impl Feed {
         }
         if let Some(id) = self.dropout_row_keys {
             write_elements(executor, id, batch.rows.iter().map(|row| key(*row as usize)));
+        }
+        if let (Some(first_rows), Some(sequences)) = (self.sequence_rows, self.sequences) {
+            write_elements(executor, first_rows, batch.first_rows().map(i32::to_le_bytes));
+            // Samples without numbers count nothing.
+            let numbers = Objective::SEQUENCE_COLUMNS * batch.segments.len();
+            let given = batch.numbers.iter().copied().chain(std::iter::repeat(0.0)).take(numbers);
+            write_elements(executor, sequences, given.map(f64::to_le_bytes));
+        }
+        if let Some(before) = self.rows_before {
+            let given = batch.before.iter().copied().chain(std::iter::repeat(f32::NAN));
+            let given = given.take(Objective::BEFORE_COLUMNS * batch.rows.len());
+            write_elements(executor, before, given.map(f32::to_le_bytes));
         }
         self.write_audio(executor, batch, step)
     }
@@ -141,7 +162,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Sets the weight of the loss: 1 / supervised tokens of the whole step.
+    /// Sets the weight of the loss: 1 / supervised tokens of the whole step, or 1 if an objective divides.
     pub fn write_loss_weight<D: Device>(&self, executor: &mut Executor<D>, weight: f64) {
         executor.write(self.loss_weight, &weight.to_le_bytes());
     }
@@ -190,6 +211,26 @@ impl Feed {
         let mut bytes = [0u8; 8];
         executor.read_at(self.eval_loss, 0, &mut bytes)?;
         Ok(f64::from_le_bytes(bytes))
+    }
+
+    /// Clears the sums that an objective reports.
+    pub fn clear_figures<D: Device>(&self, executor: &mut Executor<D>) {
+        if let Some(figures) = self.figures {
+            executor.write(figures, &[0; 8 * Objective::FIGURES]);
+        }
+    }
+
+    /// The sums since the last clear; zeros without an objective.
+    pub fn read_figures<D: Device>(
+        &self,
+        executor: &mut Executor<D>,
+    ) -> Result<[f64; Objective::FIGURES], DeviceError> {
+        let mut bytes = [0u8; 8 * Objective::FIGURES];
+        if let Some(figures) = self.figures {
+            executor.read_at(figures, 0, &mut bytes)?;
+        }
+        let sums = bytes.as_chunks::<8>().0;
+        Ok(std::array::from_fn(|index| f64::from_le_bytes(sums[index])))
     }
 
     /// Calls `take` with the negative log-likelihood of each of the first `rows` supervised rows of the last `eval`.

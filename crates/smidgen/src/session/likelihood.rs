@@ -23,20 +23,31 @@ pub fn log_likelihoods<D: Device>(
     on_samples: &dyn Fn(usize),
 ) -> Result<Vec<f64>, Failure> {
     let mut sums = vec![0.0; evaluated_samples(set, limit)];
-    run_eval_batches(executor, feed, micro_batch, set, limit, part, |executor, micro_batch, range| {
-        let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
-        on_samples(range.end as usize);
-        let mut samples = range.flat_map(|sample| rows_of(sample as usize));
-        feed.read_row_losses(executor, micro_batch.rows.len(), |loss| {
-            sums[samples.next().expect("every supervised row belongs to a sample")] -= f64::from(loss);
-        })?;
-        assert_eq!(samples.next(), None, "every sample has its rows");
-        Ok(())
-    })?;
+    let nothing = |_: &mut MicroBatch| {};
+    run_eval_batches(
+        executor,
+        feed,
+        micro_batch,
+        set,
+        limit,
+        part,
+        nothing,
+        |executor, micro_batch, range| {
+            let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
+            on_samples(range.end as usize);
+            let mut samples = range.flat_map(|sample| rows_of(sample as usize));
+            feed.read_row_losses(executor, micro_batch.rows.len(), |loss| {
+                sums[samples.next().expect("every supervised row belongs to a sample")] -= f64::from(loss);
+            })?;
+            assert_eq!(samples.next(), None, "every sample has its rows");
+            Ok(())
+        },
+    )?;
     Ok(sums)
 }
 
-/// Runs `eval` on this rank's part of the evaluation batches. Calls `after` with the samples of each batch.
+/// Runs `eval` on this rank's part of the evaluation batches. Calls `complete` with each batch before it runs, and `after`
+/// with its samples after.
 pub fn run_eval_batches<D: Device>(
     executor: &mut Executor<D>,
     feed: &Feed,
@@ -44,6 +55,7 @@ pub fn run_eval_batches<D: Device>(
     set: &TokenSet,
     limit: usize,
     part: Rank,
+    mut complete: impl FnMut(&mut MicroBatch),
     mut after: impl FnMut(&mut Executor<D>, &MicroBatch, Range<u32>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let micro_tokens = executor.plan().extent.tokens;
@@ -55,6 +67,7 @@ pub fn run_eval_batches<D: Device>(
             return Ok(());
         }
         micro_batch.fill(set, range.clone()).map_err(Failure::disk)?;
+        complete(micro_batch);
         // Without dropout the step has no effect.
         feed.write_micro_batch(executor, micro_batch, 0)?;
         executor.run(Entry::Eval, &micro_batch.extent())?;
@@ -64,7 +77,7 @@ pub fn run_eval_batches<D: Device>(
 
 /// How many samples are evaluated with a limit (0: all).
 pub fn evaluated_samples(set: &TokenSet, limit: usize) -> usize {
-    if limit == 0 { set.len() } else { limit.min(set.len()) }
+    if limit == 0 { set.len() } else { (limit * set.rows().sequences()).min(set.len()) }
 }
 
 /// Fails if a log-likelihood is not finite, and names the first such sample.

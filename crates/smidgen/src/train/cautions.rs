@@ -38,13 +38,13 @@ impl Facts {
             warmup_steps: warmup_steps(train.warmup, total_steps),
             total_steps,
             epochs: rows.batches.epochs(),
-            samples: rows.train.len(),
+            samples: rows.train.row_count(),
             batch: match train.batch {
                 Batch::Samples(samples) => Some(samples),
                 Batch::Tokens(_) => None,
             },
             unused: match &rows.eval {
-                Some(eval) if job.recipe.data.eval.is_empty() && train.eval_every == 0 => eval.len(),
+                Some(eval) if job.recipe.data.eval.is_empty() && train.eval_every == 0 => eval.row_count(),
                 _ => 0,
             },
         }

@@ -3,6 +3,7 @@
 //! They run between two steps through the plan's `eval` entry. They reuse the memory of the steps and change nothing
 //! that a step reads. Left out: generated answers, which `smidgen eval` scores after training.
 
+use super::objective_numbers::{Passes, Which};
 use super::replay::find_culprit;
 use super::steps::Steps;
 use crate::console::progress::{Counted, Progress};
@@ -12,6 +13,7 @@ use crate::ranks::team::Team;
 use crate::rows::choice::{ChoiceScores, ChoiceSet};
 use crate::session::likelihood::{check_finite, evaluated_samples, log_likelihoods, run_eval_batches};
 use smidgen_data::eval_batch::for_each_eval_batch;
+use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::{Entry, Rank, Sharding};
 use smidgen_runtime::Device;
@@ -100,19 +102,35 @@ fn evaluate_loss<D: Device>(
     let (limit, part) = (steps.job().recipe.eval.limit, eval_part(steps));
     let samples = evaluated_samples(set, limit);
     let counted = Counted::new("evaluating", samples);
-    let Steps { executor, feed, micro_batch, .. } = &mut *steps;
+    let Steps { executor, feed, micro_batch, objective, .. } = &mut *steps;
+    if let Some(objective) = objective {
+        let all: Vec<u32> = (0..samples as u32).collect();
+        let mut passes = Passes { executor, feed, micro_batch };
+        objective.prepare(&mut passes, (set, Which::Eval), &all, None)?;
+        feed.clear_figures(executor);
+    }
     feed.clear_eval_loss(executor);
-    run_eval_batches(executor, feed, micro_batch, set, limit, part, |_, _, range| {
+    let add_numbers = |micro_batch: &mut MicroBatch| {
+        objective.iter().for_each(|objective| objective.add_to(micro_batch));
+    };
+    run_eval_batches(executor, feed, micro_batch, set, limit, part, add_numbers, |_, _, range| {
         progress.evaluating(&counted, range.end as usize);
         Ok(())
     })?;
+    let figures = match objective {
+        Some(objective) => objective.figures(&feed.read_figures(executor)?),
+        None => BTreeMap::new(),
+    };
+    row.scores.extend(figures.into_iter().map(|(name, value)| (format!("eval_{name}"), value)));
+    let is_mean = objective.is_some();
     let mut sum = [feed.read_eval_loss(executor)?];
     sum_parts(team, part, &mut sum)?;
     if !sum[0].is_finite() {
         return Err(not_finite(steps, set, row.step, sum[0]));
     }
     let extent = set.extent(0..samples as u32);
-    row.eval_loss = sum[0] / extent.rows as f64;
+    // An objective divides by its own counts.
+    row.eval_loss = if is_mean { sum[0] } else { sum[0] / extent.rows as f64 };
     row.eval_samples = samples as u64;
     row.eval_tokens = extent.tokens as u64;
     row.eval_supervised_tokens = extent.rows as u64;

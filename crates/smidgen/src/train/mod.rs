@@ -13,6 +13,7 @@ pub mod interrupt;
 mod liveness;
 mod lr;
 mod memory_watch;
+mod objective_numbers;
 mod prepare;
 pub mod replanning;
 mod replay;

@@ -58,6 +58,7 @@ impl<D: Device> Trainer<'_, D> {
         let moment = moment(job, step, *evaluations, false, dir.path());
         dir.write_folder(&checkpoint_name(step), |folder| {
             resume::write_state(&mut steps.executor, job, state, folder)?;
+            steps.objective.iter().try_for_each(|objective| objective.write_before(folder))?;
             write_prompt(job, folder)?;
             write_trainer_state(folder, &moment, journal.history())?;
             write_checksums(folder)

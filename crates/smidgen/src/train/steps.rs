@@ -7,12 +7,14 @@
 //! Left out: evaluating, saving and stopping (`trainer.rs`).
 
 use super::liveness::Liveness;
+use super::objective_numbers::{ObjectiveNumbers, Passes, Which};
 use super::replay::{Culprit, find_among, find_culprit};
 use crate::failure::Failure;
 use crate::plan::demand::{largest_samples, pack};
 use crate::plan::job::Job;
 use crate::ranks::team::Team;
 use crate::run_folder::loss_scale::LossScale;
+use crate::run_folder::run_dir::RunDir;
 use crate::session::feed::{Feed, StepReport};
 use crate::session::weights::clear;
 use smidgen_data::micro_batch::{MicroBatch, Packing, token_and_row_count};
@@ -21,6 +23,7 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_ir::{Entry, Extent, LeafKind, Policy};
 use smidgen_runtime::executor::Turn;
 use smidgen_runtime::{Device, Executor};
+use std::collections::BTreeMap;
 
 #[derive(Debug)]
 pub struct Steps<'a, D> {
@@ -40,6 +43,8 @@ pub struct Steps<'a, D> {
     loss_scale: Option<LossScale>,
     /// Only until the first updates have been checked.
     liveness: Option<Liveness>,
+    /// `None` if the loss is the mean negative log-likelihood.
+    pub(super) objective: Option<ObjectiveNumbers>,
 }
 
 /// A step whose work is queued on the device.
@@ -66,6 +71,8 @@ pub struct FinishedStep {
     /// How often the step overflowed in f16 and was repeated with a smaller loss scale.
     pub overflows: u64,
     pub warnings: Vec<String>,
+    /// What the objective reports.
+    pub figures: BTreeMap<String, f64>,
 }
 
 impl<'a, D: Device> Steps<'a, D> {
@@ -89,6 +96,7 @@ impl<'a, D: Device> Steps<'a, D> {
             spare_samples: Vec::new(),
             loss_scale: loss_scale.or(LossScale::of(job.request.precision)),
             liveness: None,
+            objective: ObjectiveNumbers::of(job),
         }
     }
 
@@ -110,9 +118,10 @@ impl<'a, D: Device> Steps<'a, D> {
     }
 
     /// Whether the report of every step is read before the next step begins: a step that overflowed must be repeated
-    /// first, the liveness check reads the device anyway, and a CPU has nothing to overlap.
+    /// first, the liveness check and an objective read the device anyway, and a CPU has nothing to overlap.
     pub fn must_wait(&self) -> bool {
         self.loss_scale.is_some()
+            || self.objective.is_some()
             || self.liveness.as_ref().is_some_and(Liveness::ends_next)
             || !self.executor.device().is_asynchronous()
     }
@@ -141,6 +150,7 @@ impl<'a, D: Device> Steps<'a, D> {
             rounds: self.count_rounds()?,
             filler: shortest.expect("a step has a sample"),
         };
+        self.prepare_objective(&queued)?;
         if self.executor.has_laps() {
             // Without clipping, a lap already runs the updates of the layers that it completes.
             let scale = self.scale();
@@ -148,6 +158,27 @@ impl<'a, D: Device> Steps<'a, D> {
         }
         self.run_micro_batches(&queued)?;
         Ok(queued)
+    }
+
+    /// Passes without gradients that the objective needs of a step.
+    fn prepare_objective(&mut self, step: &QueuedStep) -> Result<(), Failure> {
+        let (train, batch) = (self.train_set(), self.job.rows().batches.batch_of(step.step));
+        let Steps { executor, feed, micro_batch, objective, .. } = self;
+        let Some(objective) = objective else { return Ok(()) };
+        let mut passes = Passes { executor, feed, micro_batch };
+        objective.prepare(&mut passes, (train, Which::Train), &step.samples, Some(batch))
+    }
+
+    /// Log-probabilities of the reference that are computed before the first step, or were in an earlier part of the run.
+    pub fn prepare_reference(&mut self, dir: &RunDir, first_step: u64) -> Result<(), Failure> {
+        let rows = self.job.rows();
+        let Steps { executor, feed, micro_batch, objective, .. } = self;
+        let Some(objective) = objective else { return Ok(()) };
+        if first_step > 0 {
+            objective.read_before(&dir.checkpoint(first_step))?;
+        }
+        let mut passes = Passes { executor, feed, micro_batch };
+        objective.prepare_cache(&mut passes, [Some(&rows.train), rows.eval.as_ref()], dir, first_step)
     }
 
     /// Queues the update of a step and the copy of its report.
@@ -191,7 +222,9 @@ impl<'a, D: Device> Steps<'a, D> {
             warnings = liveness.end(&mut self.executor, team)?;
         }
         self.spare_samples = std::mem::take(&mut step.samples);
-        Ok(FinishedStep { report, overflows, warnings })
+        let sums = self.feed.read_figures(&mut self.executor)?;
+        let figures = self.objective.as_ref().map(|objective| objective.figures(&sums)).unwrap_or_default();
+        Ok(FinishedStep { report, overflows, warnings, figures })
     }
 
     /// Computes the largest micro-batch of the run and discards the result, so that a run that would later run out of
@@ -260,18 +293,22 @@ impl<'a, D: Device> Steps<'a, D> {
     fn run_micro_batches(&mut self, step: &QueuedStep) -> Result<(), Failure> {
         let train = self.train_set();
         self.pack(&step.samples)?;
-        let loss_weight = self.scale() / step.supervised as f64;
+        // An objective divides by its own counts.
+        let divisor = if self.objective.is_some() { 1.0 } else { step.supervised as f64 };
+        let loss_weight = self.scale() / divisor;
         self.feed.write_loss_weight(&mut self.executor, loss_weight);
+        self.feed.clear_figures(&mut self.executor);
         if self.executor.has_laps() {
             return self.run_laps(step);
         }
-        let Steps { executor, packing, micro_batch, feed, liveness, .. } = self;
+        let Steps { executor, packing, micro_batch, feed, liveness, objective, .. } = self;
         let mut own = packing.micro_batches();
         for round in 1..=step.rounds {
             match own.next() {
                 Some(positions) => {
                     let chosen = positions.iter().map(|position| step.samples[*position as usize]);
                     micro_batch.fill(train, chosen).map_err(Failure::disk)?;
+                    objective.iter().for_each(|objective| objective.add_to(micro_batch));
                 }
                 None => {
                     micro_batch.fill(train, [step.filler]).map_err(Failure::disk)?;
@@ -291,7 +328,7 @@ impl<'a, D: Device> Steps<'a, D> {
     fn run_laps(&mut self, step: &QueuedStep) -> Result<(), Failure> {
         let train = self.train_set();
         let mut micro_batches = self.packed_samples(&step.samples);
-        let Steps { executor, micro_batch, feed, liveness, extents, .. } = self;
+        let Steps { executor, micro_batch, feed, liveness, extents, objective, .. } = self;
         if micro_batches.is_empty() {
             micro_batches.push(vec![step.filler]);
             feed.write_loss_weight(executor, 0.0);
@@ -300,6 +337,7 @@ impl<'a, D: Device> Steps<'a, D> {
         extents.extend(micro_batches.iter().map(|samples| train.extent(samples.iter().copied())));
         executor.run_laps(extents, |executor, number| {
             micro_batch.fill(train, micro_batches[number].iter().copied()).map_err(Failure::disk)?;
+            objective.iter().for_each(|objective| objective.add_to(micro_batch));
             feed.write_micro_batch(executor, micro_batch, step.step)?;
             if let Some(liveness) = liveness {
                 liveness.see_micro_batch(micro_batch);
@@ -323,10 +361,11 @@ impl<'a, D: Device> Steps<'a, D> {
         // Another step may have been packed since.
         self.pack(samples)?;
         let (train, micro_batches) = (self.train_set(), self.packed_samples(samples));
-        let Steps { executor, micro_batch, feed, .. } = self;
+        let Steps { executor, micro_batch, feed, objective, .. } = self;
         let mut culprit = None;
         let fill = |executor: &mut Executor<D>, micro_batch: &mut MicroBatch, number: usize| {
             micro_batch.fill(train, micro_batches[number].iter().copied()).map_err(Failure::disk)?;
+            objective.iter().for_each(|objective| objective.add_to(micro_batch));
             feed.write_micro_batch(executor, micro_batch, step)
         };
         if executor.has_laps() {

@@ -26,7 +26,9 @@ use crate::run_folder::outcome::{Ending, Outcome};
 use crate::run_folder::resume::{Checkpoint, read_state};
 use crate::run_folder::run_dir::RunDir;
 use crate::run_folder::trained_state;
+use crate::session::adapters::copy_to_reference;
 use crate::session::weights::{self, WeightHashes, clear};
+use smidgen_compile::request::Reference;
 use smidgen_ir::{Entry, LeafKind, Plan, Policy};
 use smidgen_runtime::{Device, Executor};
 use std::ops::ControlFlow;
@@ -84,11 +86,16 @@ impl<'a, D: Device> Trainer<'a, D> {
         for kind in [LeafKind::Gradient, LeafKind::Moment, LeafKind::State] {
             clear(&mut executor, kind)?;
         }
+        let extent = executor.plan().extent;
+        if job.request.reference == Some(Reference::Adapter) {
+            trained_state::start(&mut executor, job)?;
+            executor.run(Entry::Refresh, &extent)?;
+            copy_to_reference(&mut executor)?;
+        }
         match start {
             None => trained_state::start(&mut executor, job)?,
             Some(checkpoint) => read_state(&mut executor, job, &checkpoint.folder)?,
         }
-        let extent = executor.plan().extent;
         executor.run(Entry::Refresh, &extent)?;
         let state = start.map(|checkpoint| &checkpoint.state);
         let trainer = Trainer {
@@ -128,6 +135,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.prune_checkpoints()?;
         self.steps.watch_liveness((0..first).map(|step| schedule.lr(step)));
         self.enter(Phase::Train);
+        self.steps.prepare_reference(&self.dir, first)?;
         if first < total && self.steps.run_largest(first)? {
             self.memory.refuse_above_plan(self.steps.executor.device_mut())?;
         }
@@ -230,7 +238,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         progress: &Progress,
         interrupt: &Interrupt,
     ) -> Result<MetricsRow, Failure> {
-        let FinishedStep { report, overflows, warnings } =
+        let FinishedStep { report, overflows, warnings, figures } =
             self.steps.finish(&mut step, self.team.as_deref_mut())?;
         warnings.iter().for_each(|warning| progress.say(&format!("{WARNING} {warning}")));
         let own_seconds = before.at.elapsed().as_secs_f64();
@@ -256,6 +264,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             epoch: step.epoch,
             loss: report.loss,
             reg_loss: report.reg_loss,
+            figures,
             grad_norm: report.grad_norm,
             lr: step.lr,
             tokens: step.tokens,
