@@ -7,7 +7,7 @@
 use crate::error::ModelError;
 use crate::model::audio::{AUDIO, is_of_projector};
 use crate::model::layer::LAYER_SCALAR;
-use crate::model::spec::{DecoderSpec, HEAD, PER_LAYER_PROJECTION};
+use crate::model::spec::{DecoderSpec, HEAD, Linear, LinearKind, PER_LAYER_PROJECTION};
 use std::collections::BTreeSet;
 
 /// The low-rank matrices of one linear: y += scale · (x·Aᵀ)·Bᵀ.
@@ -62,7 +62,7 @@ pub fn target_paths(
     let mut linears = spec.all_linears();
     if let Targets::Names(names) = targets {
         for name in names {
-            if !linears.iter().any(|linear| path_matches(&linear.path, name)) {
+            if !linears.iter().any(|linear| is_adapted(spec, linear, name)) {
                 return Err(ModelError::UnknownTarget { target: name.clone(), known: known_names(&linears) });
             }
         }
@@ -72,12 +72,60 @@ pub fn target_paths(
     }
     let chosen = linears.into_iter().filter(|linear| {
         let named = match targets {
-            Targets::AllLinear => linear.layer.is_some() || linear.path == PER_LAYER_PROJECTION,
-            Targets::Names(names) => names.iter().any(|name| path_matches(&linear.path, name)),
+            Targets::AllLinear => {
+                linear.kind == LinearKind::Dense
+                    && (linear.layer.is_some() || linear.path == PER_LAYER_PROJECTION)
+            }
+            Targets::Names(names) => names.iter().any(|name| is_adapted(spec, linear, name)),
         };
         named && layers.contains(linear.layer, spec.layers.len())
     });
     Ok(chosen.map(|linear| linear.path).collect())
+}
+
+/// What transformers has as buffers, which no optimizer changes.
+const BUFFERS: [&str; 2] = [LAYER_SCALAR, "e_score_correction_bias"];
+
+/// The target that means all routed experts.
+const EXPERTS: &str = "experts";
+
+/// Whether a target names a linear. As in PEFT, experts are no linears of their own: `experts` names them, or a path that
+/// ends with their parameter. Where older files had a linear for each expert, PEFT reads names of these linears as names of
+/// the experts' parameters, and of nothing else.
+fn is_adapted(spec: &DecoderSpec, linear: &Linear, name: &str) -> bool {
+    let ending = name.rsplit('.').next().unwrap_or(name);
+    let old_names = spec.experts().find_map(|(_, experts)| experts.names.targets.names());
+    let of_experts = old_names.and_then(|([gate, up], down)| match ending {
+        _ if ending == gate || ending == up => Some(GATE_UP),
+        _ if ending == down => Some(DOWN),
+        _ => None,
+    });
+    match (linear.kind, of_experts) {
+        (LinearKind::Experts(_), Some(parameter)) if !name.contains(EXPERTS) => {
+            linear.path.ends_with(parameter)
+        }
+        (LinearKind::Experts(_), _) => {
+            name == EXPERTS || (name.contains(EXPERTS) && path_matches(&linear.path, name))
+        }
+        (LinearKind::Dense, Some(_)) => linear.path == name,
+        (LinearKind::Dense | LinearKind::Router, _) => path_matches(&linear.path, name),
+    }
+}
+
+/// Parameters of all experts.
+const GATE_UP: &str = ".gate_up_proj";
+const DOWN: &str = ".down_proj";
+
+/// By how much PEFT multiplies rank and alpha of a linear: an adapter on gate and up of experts has the ranks of both where
+/// targets name them as the two linears that older files had.
+pub fn joined_ranks(spec: &DecoderSpec, targets: &Targets, path: &str) -> usize {
+    let old_names = spec.experts().find_map(|(_, experts)| experts.names.targets.names());
+    let (Targets::Names(names), Some((gate_and_up, _))) = (targets, old_names) else { return 1 };
+    let is_named = |old: &&str| {
+        names.iter().any(|name| !name.contains(EXPERTS) && name.rsplit('.').next() == Some(*old))
+    };
+    let is_of_experts = path.contains(EXPERTS) && path.ends_with(GATE_UP);
+    if is_of_experts && gate_and_up.iter().all(is_named) { gate_and_up.len() } else { 1 }
 }
 
 /// The target that means all norms.
@@ -86,8 +134,8 @@ const NORMS: &str = "norms";
 const PROJECTOR: &str = "projector";
 
 /// Names of the trained tensors if the base model itself is trained. A target names modules by their endings, with their
-/// biases; tensors by a pattern with `*`; all norms; or the projector. A tied head is the embedding. The number that scales
-/// the output of a layer stays as stored: transformers has it as a buffer, which no optimizer changes.
+/// biases; tensors by a pattern with `*`; all norms; or the projector. A tied head is the embedding. Buffers of transformers
+/// stay as stored: the number that scales the output of a layer, and those that correct the scores of a router.
 pub fn trained_tensors(
     spec: &DecoderSpec,
     targets: &Targets,
@@ -95,7 +143,7 @@ pub fn trained_tensors(
 ) -> Result<BTreeSet<String>, ModelError> {
     check_layers(spec, layers)?;
     let mut tensors = spec.tensors();
-    tensors.retain(|tensor| !tensor.name.ends_with(LAYER_SCALAR));
+    tensors.retain(|tensor| !BUFFERS.iter().any(|buffer| tensor.name.ends_with(buffer)));
     let names = match targets {
         Targets::AllLinear => None,
         Targets::Names(names) => Some(names),
@@ -175,7 +223,7 @@ fn check_layers(spec: &DecoderSpec, layers: &Layers) -> Result<(), ModelError> {
 
 /// Whether a name matches linears of the audio encoder and no others. If one name of a list does, all names match both
 /// encoder and decoder, as in PEFT. Otherwise they match the decoder only, although names such as `o_proj` occur in both.
-fn matches_only_audio(linears: &[crate::model::spec::Linear], name: &str) -> bool {
+fn matches_only_audio(linears: &[Linear], name: &str) -> bool {
     let mut matched = linears.iter().filter(|linear| path_matches(&linear.path, name));
     matched.all(|linear| linear.path.starts_with(AUDIO))
 }
@@ -184,7 +232,7 @@ fn path_matches(path: &str, name: &str) -> bool {
     path == name || path.strip_suffix(name).is_some_and(|front| front.ends_with('.'))
 }
 
-fn known_names(linears: &[crate::model::spec::Linear]) -> String {
+fn known_names(linears: &[Linear]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for linear in linears {
         let name = linear.path.rsplit('.').next().unwrap_or(&linear.path);

@@ -83,7 +83,11 @@ pub fn encode_part(
 fn threads_for(weight: &Weight, threads: usize) -> usize {
     match weight {
         Weight::Bnb(_) | Weight::Fp8(_) => 1,
-        Weight::Plain(_) | Weight::Gguf(_) | Weight::Merged(_) => threads.clamp(1, MOST_THREADS),
+        // Each thread would hold an expert.
+        Weight::Joined(weight) if weight.held_bytes() > 0 => 1,
+        Weight::Plain(_) | Weight::Packed(_) | Weight::Gguf(_) | Weight::Merged(_) | Weight::Joined(_) => {
+            threads.clamp(1, MOST_THREADS)
+        }
     }
 }
 
@@ -99,7 +103,8 @@ pub fn load_scratch_bytes(weight: &Weight, storage: Storage, threads: usize) -> 
         Weight::Merged(merged) => {
             threads_for(weight, threads) * 9 * merged.a.shape().iter().product::<usize>()
         }
-        Weight::Plain(_) | Weight::Gguf(_) => 0,
+        Weight::Joined(weight) => weight.held_bytes(),
+        Weight::Plain(_) | Weight::Packed(_) | Weight::Gguf(_) => 0,
     };
     // Each thread holds a piece as f32 and the stored bytes of it.
     let pieces = threads_for(weight, threads) * 8 * PIECE_ELEMENTS.max(columns);
@@ -132,7 +137,8 @@ pub fn save_scratch_bytes(weight: &Weight) -> usize {
         Weight::Bnb(_) | Weight::Fp8(_) => {
             weight.storage().map_or(0, |own| own.bytes(rows, columns)) + 8 * PIECE_ELEMENTS.max(columns)
         }
-        Weight::Gguf(_) => 12 * PIECE_ELEMENTS.max(columns),
+        Weight::Packed(_) | Weight::Gguf(_) => 12 * PIECE_ELEMENTS.max(columns),
+        Weight::Joined(weight) => weight.held_bytes() + 12 * PIECE_ELEMENTS.max(columns),
         Weight::Merged(merged) => {
             9 * merged.a.shape().iter().product::<usize>() + 12 * PIECE_ELEMENTS.max(columns)
         }

@@ -1,15 +1,17 @@
-//! A base model: a Hugging Face folder, which may be quantized to 4 bits or fp8, or a GGUF file.
+//! A base model: a Hugging Face folder, which may be quantized in several ways, or a GGUF file.
 //!
 //! Callers need not know which: they see a config with Hugging Face keys, and weights by their Hugging Face
 //! names.
 //! Left out: downloads and tokenizers.
 
 use crate::bnb::{BnbError, BnbWeights, find_bnb_weights};
+use crate::experts::ExpertWeights;
 use crate::folder::{FolderError, ModelFolder};
 use crate::fp8::{Fp8Error, Fp8Weights, find_fp8_weights};
 use crate::gguf::model::GgufModel;
 use crate::gguf::model_problem::GgufModelError;
 use crate::gguf::{GgufError, GgufFile};
+use crate::packed::{PackedError, PackedWeights, find_packed_weights};
 use crate::phi4mm::{Phi4mm, speech_factors};
 use crate::tensor_ref::TensorRef;
 use crate::text_names::is_wrapped;
@@ -27,6 +29,8 @@ pub enum ModelOpenError {
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
     #[error(transparent)]
+    Packed(#[from] PackedError),
+    #[error(transparent)]
     Gguf(#[from] GgufError),
     #[error(transparent)]
     GgufModel(#[from] GgufModelError),
@@ -34,23 +38,36 @@ pub enum ModelOpenError {
 
 #[derive(Debug)]
 pub enum Model {
-    Folder { folder: Box<ModelFolder>, bnb: BnbWeights, fp8: Fp8Weights, phi4mm: Option<Phi4mm> },
-    Gguf { file: Arc<GgufFile>, model: Box<GgufModel> },
+    Folder {
+        folder: Box<ModelFolder>,
+        bnb: BnbWeights,
+        fp8: Fp8Weights,
+        packed: Box<PackedWeights>,
+        phi4mm: Option<Phi4mm>,
+        experts: Box<ExpertWeights>,
+    },
+    Gguf {
+        file: Arc<GgufFile>,
+        model: Box<GgufModel>,
+    },
 }
 
 impl Model {
     pub fn open_folder(path: &Path) -> Result<Model, ModelOpenError> {
         let folder = Box::new(ModelFolder::open(path)?);
         let (bnb, fp8) = (find_bnb_weights(&folder)?, find_fp8_weights(&folder)?);
+        let packed = Box::new(find_packed_weights(&folder)?);
         let phi4mm = Phi4mm::of_config(folder.config());
-        Ok(Model::Folder { folder, bnb, fp8, phi4mm })
+        let experts = Box::new(ExpertWeights::find(&folder));
+        Ok(Model::Folder { folder, bnb, fp8, packed, phi4mm, experts })
     }
 
     /// A model without files, for planning and measuring. `name` is used as its path.
     pub fn from_config(name: &str, config: serde_json::Value) -> Model {
         let folder = Box::new(ModelFolder::from_config(name, config));
         let phi4mm = Phi4mm::of_config(folder.config());
-        Model::Folder { folder, bnb: BnbWeights::default(), fp8: Fp8Weights::default(), phi4mm }
+        let (bnb, fp8) = (BnbWeights::default(), Fp8Weights::default());
+        Model::Folder { folder, bnb, fp8, packed: Box::default(), phi4mm, experts: Box::default() }
     }
 
     /// Stops merging the speech adapter in a Phi-4-multimodal checkpoint into its weights. Returns whether
@@ -119,7 +136,9 @@ impl Model {
     /// Whether some weights are stored quantized.
     pub fn is_quantized(&self) -> bool {
         match self {
-            Model::Folder { bnb, fp8, .. } => !bnb.weights.is_empty() || !fp8.weights.is_empty(),
+            Model::Folder { bnb, fp8, packed, .. } => {
+                !bnb.weights.is_empty() || !fp8.weights.is_empty() || !packed.weights.is_empty()
+            }
             Model::Gguf { file, .. } => file.tensors().iter().any(|tensor| tensor.storage.plain().is_none()),
         }
     }
@@ -128,12 +147,18 @@ impl Model {
     pub fn weight(&self, name: &str) -> Option<Weight> {
         match self {
             Model::Folder { folder, phi4mm: Some(phi4mm), .. } => phi4mm.weight(folder, name),
-            Model::Folder { folder, bnb, fp8, phi4mm: None } => {
+            Model::Folder { folder, bnb, fp8, packed, phi4mm: None, experts } => {
+                if let Some(weight) = packed.weights.get(name) {
+                    return Some(Weight::Packed(weight.clone()));
+                }
                 match (bnb.weights.get(name), fp8.weights.get(name)) {
                     (Some(weight), _) => Some(Weight::Bnb(weight.clone())),
                     (None, Some(weight)) => Some(Weight::Fp8(weight.clone())),
                     (None, None) if bnb.parts.contains(name) || fp8.scales.contains(name) => None,
-                    (None, None) => folder.tensor(name).map(Weight::Plain),
+                    (None, None) if packed.parts.contains(name) => None,
+                    (None, None) => {
+                        experts.weight(folder, name).or_else(|| folder.tensor(name).map(Weight::Plain))
+                    }
                 }
             }
             Model::Gguf { file, model } => {
@@ -156,6 +181,14 @@ impl Model {
         values
     }
 
+    /// The tensor that the files lack for a weight of all experts.
+    pub fn missing_part(&self, name: &str) -> Option<&str> {
+        match self {
+            Model::Folder { experts, .. } => experts.missing_part(name),
+            Model::Gguf { .. } => None,
+        }
+    }
+
     /// Whether the model is the text part of one with towers.
     pub fn is_wrapped(&self) -> bool {
         is_wrapped(self.config())
@@ -171,11 +204,14 @@ impl Model {
         }
     }
 
-    /// The Hugging Face names of all weights, sorted.
+    /// The Hugging Face names of all weights.
     pub fn weight_names(&self) -> Vec<&str> {
         match self {
-            Model::Folder { folder, bnb, fp8, .. } => folder
+            Model::Folder { folder, bnb, fp8, packed, experts, .. } => folder
                 .tensor_names()
+                .filter(|name| !packed.parts.contains(*name) && !experts.is_part(name))
+                .chain(packed.weights.keys().map(String::as_str))
+                .chain(experts.names())
                 .filter(|name| !bnb.parts.contains(*name) || bnb.weights.contains_key(*name))
                 .filter(|name| !fp8.scales.contains(*name))
                 .collect(),

@@ -30,7 +30,9 @@ impl QuantizationClaim {
     /// `None` if the config claims nothing; an error if a pattern cannot be read.
     pub fn of_config(config: &Value) -> Result<Option<QuantizationClaim>, String> {
         let table = &config["quantization_config"];
-        let Some(method) = table["quant_method"].as_str() else { return Ok(None) };
+        // Of other methods, the names of tensors say which linears are quantized.
+        let methods = |method: &&str| matches!(*method, "bitsandbytes" | "fp8");
+        let Some(method) = table["quant_method"].as_str().filter(methods) else { return Ok(None) };
         let skip_key = match method {
             "bitsandbytes" => "llm_int8_skip_modules",
             _ => "modules_to_not_convert",

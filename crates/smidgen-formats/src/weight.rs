@@ -10,7 +10,9 @@ use crate::element::Element;
 use crate::fp8::Fp8Weight;
 use crate::gguf::tensor_names::{RowOrder, TensorSource};
 use crate::gguf::{GgufError, GgufFile, GgufTensor};
+use crate::joined::{HeldExpert, JoinedWeight};
 use crate::load::{LoadError, read_tensor_into};
+use crate::packed::PackedWeight;
 use crate::tensor_ref::{TensorRef, read_end_to_end};
 use smidgen_ir::quant;
 use smidgen_ir::{DType, Storage};
@@ -33,8 +35,10 @@ pub enum Weight {
     Plain(TensorRef),
     Bnb(BnbWeight),
     Fp8(Fp8Weight),
+    Packed(PackedWeight),
     Gguf(GgufWeight),
     Merged(MergedWeight),
+    Joined(Box<JoinedWeight>),
 }
 
 /// A plain weight and a LoRA in the same checkpoint, read as base + scale·B·A, rounded to the type of the
@@ -59,8 +63,8 @@ impl MergedWeight {
 pub struct GgufWeight {
     file: Arc<GgufFile>,
     source: TensorSource,
-    /// A hash of all bytes that are read.
-    hash: Option<Arc<ContentHash>>,
+    /// A hash of all bytes that are read, and where the tensor begins in the hashed content.
+    hash: Option<(Arc<ContentHash>, u64)>,
 }
 
 impl GgufWeight {
@@ -100,8 +104,8 @@ impl GgufWeight {
     /// Reads bytes in the order of the file.
     fn read_in_file(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), GgufError> {
         self.file.read_at(self.tensor(), byte_offset, destination)?;
-        if let Some(hash) = &self.hash {
-            hash.add(byte_offset, destination);
+        if let Some((hash, begin)) = &self.hash {
+            hash.add(begin + byte_offset, destination);
         }
         Ok(())
     }
@@ -127,11 +131,26 @@ impl Weight {
             Weight::Plain(tensor) => Weight::Plain(tensor.hashed(hash, 0)),
             Weight::Bnb(weight) => Weight::Bnb(weight.hashed(hash)),
             Weight::Fp8(weight) => Weight::Fp8(weight.hashed(hash)),
-            Weight::Gguf(weight) => Weight::Gguf(GgufWeight { hash: Some(Arc::clone(hash)), ..weight }),
+            Weight::Packed(weight) => Weight::Packed(weight.hashed(hash)),
+            Weight::Gguf(weight) => Weight::Gguf(GgufWeight { hash: Some((Arc::clone(hash), 0)), ..weight }),
+            Weight::Joined(weight) => Weight::Joined(Box::new(weight.hashed(hash, 0))),
             Weight::Merged(MergedWeight { base, a, b, scale }) => {
                 let (begin_a, begin_b) = (base.bytes(), base.bytes() + a.bytes());
                 let (base, a, b) = (base.hashed(hash, 0), a.hashed(hash, begin_a), b.hashed(hash, begin_b));
                 Weight::Merged(MergedWeight { base, a, b, scale })
+            }
+        }
+    }
+
+    /// As [`Weight::hashed`], for a part of a joined weight that begins at `begin` of the hashed content.
+    pub(crate) fn hashed_from(self, hash: &Arc<ContentHash>, begin: u64) -> Weight {
+        match self {
+            Weight::Plain(tensor) => Weight::Plain(tensor.hashed(hash, begin)),
+            Weight::Gguf(weight) => {
+                Weight::Gguf(GgufWeight { hash: Some((Arc::clone(hash), begin)), ..weight })
+            }
+            Weight::Bnb(_) | Weight::Fp8(_) | Weight::Packed(_) | Weight::Merged(_) | Weight::Joined(_) => {
+                unreachable!("experts are joined from plain tensors and GGUF blocks")
             }
         }
     }
@@ -143,7 +162,9 @@ impl Weight {
             Weight::Plain(tensor) => tensor.bytes(),
             Weight::Bnb(weight) => weight.storage.bytes(rows, columns) as u64,
             Weight::Fp8(weight) => weight.file_bytes(),
+            Weight::Packed(weight) => weight.file_bytes(),
             Weight::Gguf(weight) => weight.tensor().bytes,
+            Weight::Joined(weight) => weight.file_bytes(),
             Weight::Merged(merged) => merged.parts().iter().map(|part| part.bytes()).sum(),
         }
     }
@@ -163,13 +184,15 @@ impl Weight {
     }
 
     /// Fills `destination` with bytes of the weight as they are in the file.
-    fn read_file(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
+    pub(crate) fn read_file(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
         match self {
             Weight::Gguf(weight) => weight.read_in_file(byte_offset, destination)?,
+            Weight::Joined(weight) => weight.read_file(byte_offset, destination)?,
             Weight::Merged(merged) => {
                 read_end_to_end(&merged.parts(), byte_offset, destination).map_err(LoadError::from)?;
             }
             Weight::Fp8(weight) => weight.read_file(byte_offset, destination).map_err(LoadError::from)?,
+            Weight::Packed(weight) => weight.read_file(byte_offset, destination).map_err(LoadError::from)?,
             Weight::Plain(_) | Weight::Bnb(_) => self.read_stored(byte_offset, destination)?,
         }
         Ok(())
@@ -222,8 +245,10 @@ impl Weight {
             Weight::Plain(tensor) => tensor.shape(),
             Weight::Bnb(weight) => &weight.shape,
             Weight::Fp8(weight) => weight.shape(),
+            Weight::Packed(weight) => weight.shape(),
             Weight::Gguf(weight) => &weight.tensor().dims,
             Weight::Merged(merged) => merged.base.shape(),
+            Weight::Joined(weight) => weight.shape(),
         }
     }
 
@@ -232,8 +257,10 @@ impl Weight {
             Weight::Plain(tensor) => tensor.file_path(),
             Weight::Bnb(weight) => weight.file_path(),
             Weight::Fp8(weight) => weight.file_path(),
+            Weight::Packed(weight) => weight.file_path(),
             Weight::Gguf(weight) => weight.file.path(),
             Weight::Merged(merged) => merged.base.file_path(),
+            Weight::Joined(weight) => weight.sources()[0].file_path(),
         }
     }
 
@@ -242,10 +269,12 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => tensor.element().dtype().map(Storage::Plain),
             Weight::Bnb(weight) => Some(weight.storage),
-            Weight::Fp8(_) => Some(Storage::Fp8Blocks),
+            Weight::Fp8(weight) => Some(weight.storage()),
+            Weight::Packed(weight) => Some(weight.storage()),
             Weight::Gguf(weight) if weight.is_shifted() => Some(Storage::F32),
             Weight::Gguf(weight) => Some(weight.tensor().storage),
             Weight::Merged(merged) => merged.base.element().dtype().map(Storage::Plain),
+            Weight::Joined(weight) => weight.storage(),
         }
     }
 
@@ -254,9 +283,11 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => tensor.element().to_string(),
             Weight::Bnb(weight) => weight.storage.to_string(),
-            Weight::Fp8(_) => Storage::Fp8Blocks.to_string(),
+            Weight::Fp8(weight) => weight.storage().to_string(),
+            Weight::Packed(weight) => weight.storage().to_string(),
             Weight::Gguf(weight) => weight.tensor().storage.to_string(),
             Weight::Merged(merged) => merged.base.element().to_string(),
+            Weight::Joined(weight) => weight.sources()[0].element_name(),
         }
     }
 
@@ -276,8 +307,14 @@ impl Weight {
             Weight::Fp8(weight) => {
                 Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?)
             }
+            Weight::Packed(weight) => {
+                Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?)
+            }
             Weight::Gguf(weight) if !weight.is_shifted() => Ok(weight.read_at(byte_offset, destination)?),
-            Weight::Gguf(_) | Weight::Merged(_) => {
+            Weight::Joined(weight) if weight.is_read_as_stored() => {
+                weight.read_stored(byte_offset, destination)
+            }
+            Weight::Gguf(_) | Weight::Merged(_) | Weight::Joined(_) => {
                 let storage = self.storage().unwrap_or(Storage::F32);
                 WeightRows::open(self)?.read_as(storage, byte_offset as usize, destination)
             }
@@ -286,7 +323,11 @@ impl Weight {
 
     /// Whether bytes of its own storage can be read in small pieces without computing them.
     pub fn is_read_as_stored(&self) -> bool {
-        !matches!(self, Weight::Merged(_))
+        match self {
+            Weight::Merged(_) => false,
+            Weight::Joined(weight) => weight.is_read_as_stored(),
+            Weight::Plain(_) | Weight::Bnb(_) | Weight::Fp8(_) | Weight::Packed(_) | Weight::Gguf(_) => true,
+        }
     }
 }
 
@@ -301,6 +342,8 @@ pub struct WeightRows<'a> {
     scratch: Vec<u8>,
     /// A of a merged weight, as f32.
     factor: Vec<f32>,
+    /// An expert of a weight that is stored transposed.
+    held: HeldExpert,
 }
 
 impl<'a> WeightRows<'a> {
@@ -311,7 +354,8 @@ impl<'a> WeightRows<'a> {
             whole.resize(storage.bytes(rows, columns), 0);
             weight.read_stored(0, &mut whole)?;
         }
-        let mut rows = WeightRows { weight, columns, whole, scratch: Vec::new(), factor: Vec::new() };
+        let (scratch, factor, held) = (Vec::new(), Vec::new(), HeldExpert::default());
+        let mut rows = WeightRows { weight, columns, whole, scratch, factor, held };
         if let Weight::Merged(merged) = weight {
             rows.factor.resize(merged.a.shape().iter().product(), 0.0);
             read_floats(&merged.a, 0, &mut rows.factor, &mut rows.scratch)?;
@@ -360,10 +404,18 @@ impl<'a> WeightRows<'a> {
                     }
                 }
             }
+            Weight::Joined(weight) => weight.read_rows(first_row, target, &mut self.held)?,
             Weight::Bnb(_) | Weight::Fp8(_) => {
                 let (all, _) = self.weight.rows_and_columns();
                 let storage = self.weight.storage().expect("quantized weights have a storage");
                 quant::decode(storage, all, columns, &self.whole, first_row * columns, target);
+            }
+            Weight::Packed(weight) => {
+                let row_bytes = weight.storage().bytes(1, columns);
+                self.scratch.resize(rows * row_bytes, 0);
+                let read = weight.read_stored((first_row * row_bytes) as u64, &mut self.scratch);
+                read.map_err(LoadError::from)?;
+                quant::decode(weight.storage(), rows, columns, &self.scratch, 0, target);
             }
             Weight::Gguf(weight) => {
                 let storage = weight.tensor().storage;

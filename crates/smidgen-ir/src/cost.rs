@@ -4,7 +4,9 @@
 //! kernel would touch it. Weight matrices are also counted in elements, because a device may have to decode or repack
 //! them for every matmul. A device profile turns a [`Cost`] into seconds; nothing here knows a device.
 
+use crate::op_attributes::ExpertRows;
 use crate::rank::Rank;
+use crate::recurrence::ScanShape;
 use crate::shape::{Extent, Type};
 use crate::storage::{DType, Storage};
 
@@ -163,10 +165,39 @@ impl Operands<'_> {
         Cost::of_flops(matrix.map_or(0.0, flops))
     }
 
+    /// Matmuls of sorted rows with the matrices of their experts, as (rows, matrix, the rows of each expert's matrix). All
+    /// experts are read once, since a step rarely leaves one out, and each row is multiplied by one of them.
+    pub fn grouped_matmuls(&self, terms: impl Iterator<Item = (usize, usize, ExpertRows)>) -> Cost {
+        let mut cost = self.traffic();
+        for (rows, matrix, part) in terms {
+            let (all, columns) = self.inputs[matrix].shape.at(self.extent);
+            let share = (part.experts * part.rows) as f64 / all as f64;
+            let flops = 2.0 * self.rows(rows) as f64 * (part.rows * columns) as f64;
+            let elements = share * self.elements(matrix);
+            let storage = self.inputs[matrix].storage;
+            cost.bytes -= (1.0 - share) * self.input_bytes(matrix) as f64;
+            cost.flops += flops;
+            match storage.plain() {
+                Some(dtype) => {
+                    cost.plain_operands += elements;
+                    cost.bf16_flops += if dtype == DType::Bf16 { flops } else { 0.0 };
+                }
+                None => cost.coded_operands += elements,
+            }
+        }
+        cost
+    }
+
     /// The arithmetic of leftᵀ·right, summed over rows.
     pub fn outer_product(&self, left: usize, right: usize) -> Cost {
         let columns = self.inputs[right].shape.at(self.extent).1;
         Cost::of_flops(2.0 * self.elements(left) * columns as f64)
+    }
+
+    /// The arithmetic of `products` products of each head's state with a row, for every token.
+    pub fn scan(&self, shape: &ScanShape, products: usize) -> Cost {
+        let state = (shape.heads * shape.state()) as f64;
+        Cost::of_flops(2.0 * products as f64 * self.rows(0) as f64 * state)
     }
 
     /// The arithmetic of `matmuls` matmuls between queries (input 0) and the keys that they see.

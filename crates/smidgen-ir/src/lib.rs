@@ -24,6 +24,7 @@ pub mod plan;
 pub mod policy;
 pub mod quant;
 pub mod rank;
+mod recurrence;
 pub mod rope;
 pub mod shape;
 pub mod storage;
@@ -44,7 +45,10 @@ pub use graph::{
 pub use loss_head::{HeadPiece, LossHead};
 pub use objective::Objective;
 pub use op::Op;
-pub use op_attributes::{ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, Norm, RandomPlace};
+pub use op_attributes::{
+    ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, ExpertRows, HeadPart, Norm, RandomPlace, Router,
+    RouterGroups, RouterScores,
+};
 pub use op_shapes::ShapeError;
 pub use op_table::{Batching, BoundBy, Fusion, Property, Route};
 pub use plan::{
@@ -53,6 +57,7 @@ pub use plan::{
 };
 pub use policy::{Choice, LayerRule, LayerSet, OffloadV1, Order, Pins, Policy, Sharding};
 pub use rank::{Cut, Rank, Shard};
+pub use recurrence::{DecayShape, ScanShape};
 pub use rope::{PositionScale, RopeScaling, RopeSpec, Stretch};
 pub use shape::{Dim, Extent, Shape, Type};
 pub use storage::{Block, Code4, DType, Storage};

@@ -5,20 +5,22 @@
 //! attributes. Backward operations are operations too. `op_table.rs` explains sections and columns.
 //!
 //! Dimension letters: T tokens, S supervised rows, C/K/N channels, V vocabulary, R rank, H heads, D head size,
-//! M adapted modules; in a KV cache N rows, L slots of P positions each. A rows of audio. `rows` is T, S or a multiple
-//! of A.
+//! M adapted modules; in a KV cache N rows, L slots of P positions each. A rows of audio. E experts, of which a token
+//! chooses J. `rows` is T, J·T, S or a multiple of A.
 
 use crate::audio_rows::{PlainActivation, StridedConv};
 use crate::cost::{Cost, Operands, others_share};
 use crate::loss_head::{HeadPiece, LossHead};
 use crate::objective::Objective;
 use crate::op_attributes::{
-    Activation, AdamW, AttentionShape, Norm, RandomPlace, embed_grad_text, flag_text, logits_text,
-    norm_grad_in_place, norm_text, rank_text, scale_text,
+    Activation, AdamW, AttentionShape, ExpertRows, HeadPart, Norm, RandomPlace, Router, embed_grad_text,
+    expert_rows_text, flag_text, groups_text, logits_text, norm_grad_in_place, norm_text, rank_text,
+    scale_text,
 };
 use crate::op_shapes::{MOMENTS_IN_8_BITS, Rule, ShapeError};
 use crate::op_table::{Batching, BoundBy, Fusion, Property, Route, column, op_pattern, op_table};
 use crate::rank::{Rank, Shard};
+use crate::recurrence::{DecayShape, ScanShape};
 use crate::rope::RopeSpec;
 use crate::shape::{Extent, Type};
 use crate::storage::{DType, Storage};
@@ -135,20 +137,29 @@ op_table! { forward {
         ends: Fusion::Sum,
         text: scale_text(*scale),
     }
-    /// x (rows, C), s (1) → s·x
+    /// x (rows, C), s (N) → s·x; each number is that of C/N neighbouring channels
     ScaleBy => {
         name: "scale_by",
         shape: |rule| rule.scale_by(),
         is: &[Cheap, TokenLocal],
         in_place: &[(0, 0)],
     }
-    /// x (rows, C) → (rows, columns): columns `first` to `first + columns` of x
-    SliceColumns { first: usize, columns: usize } => {
+    /// x (rows, C) → (rows, groups·columns): columns `first` to `first + columns` of each of `groups` equal parts of x
+    SliceColumns { first: usize, columns: usize, groups: usize } => {
         name: "slice_columns",
-        shape: |rule| rule.slice_columns(*first, *columns),
+        shape: |rule| rule.slice_columns(*first, *columns, *groups),
         is: &[Cheap, TokenLocal],
         cost: |step| Cost::moving(2 * step.output_bytes(0)),
-        text: format!("{first}+{columns}"),
+        text: format!("{first}+{columns}{}", groups_text(*groups)),
+    }
+    /// x_i (rows, C_i) … → (rows, heads·head_dim): columns of the heads of each x, placed in every head of the result, whose
+    /// other columns are zero. An x has as many heads as the result; or one, which is placed in all of them; or, if the
+    /// result is one head, any number, whose sum is placed. The gradient of each x is the same operation.
+    PlaceHeads { heads: usize, head_dim: usize, parts: Vec<HeadPart> } => {
+        name: "place_heads",
+        shape: |rule| rule.place_heads(*heads, *head_dim, parts),
+        is: &[Cheap, TokenLocal],
+        text: format!("{heads}x{head_dim}: {}", parts.iter().map(HeadPart::to_string).collect::<Vec<_>>().join(", ")),
     }
     /// x (T, C), rows (S) → (S, C)
     GatherRows => {
@@ -168,6 +179,52 @@ op_table! { forward {
         bound_by: BoundBy::Matmul,
         cost: |step| head.cost(step),
         text: head.to_string(),
+    }
+
+    // ── experts ───────────────────────────────────────────────────────────────────────────────────
+
+    /// logits (T, E), `[correction (E)]`, `[expert scales (E)]` → weights (T, J) in f32, choices (T, J): the experts of each
+    /// token and how much they count. Of equal scores the one of the first expert is larger.
+    Route(router: Router) => {
+        name: "route",
+        shape: |rule| rule.route(router),
+        text: router.to_string(),
+    }
+    /// choices (T, J) → places (T, J), experts (J·T): the rows of all tokens sorted by expert, those of an expert in the
+    /// order of tokens. `places` has the sorted row of each choice, `experts` the expert of each sorted row.
+    Dispatch { experts: usize } => {
+        name: "dispatch",
+        shape: |rule| rule.dispatch(),
+        scratch: |step| step.dispatch(*experts),
+        text: format!("experts={experts}"),
+    }
+    /// x (T, C), places (T, J), `[weights (T, J)]` → (J·T, C): row `places[t, j]` is row t of x times `weights[t, j]`
+    SpreadRows { weighted: bool } => {
+        name: "spread_rows",
+        shape: |rule| rule.spread_rows(*weighted),
+        is: &[Cheap],
+        text: flag_text(*weighted, "weighted").to_owned(),
+    }
+    /// y (J·T, C), places (T, J), `[weights (T, J)]` → (T, C): row t is the sum over j of row `places[t, j]` of y times
+    /// `weights[t, j]`, in the order of j
+    CombineRows { weighted: bool } => {
+        name: "combine_rows",
+        shape: |rule| rule.combine_rows(*weighted),
+        text: flag_text(*weighted, "weighted").to_owned(),
+    }
+    /// x (J·T, K), weight (E·P, K), experts (J·T), `[bias (E·P)]`, `[h (J·T, R), b (E·P, R)]` → (J·T, rows): each row
+    /// times the rows of its expert's matrix, plus their biases, plus lora·h·bᵀ with the same rows of b
+    GroupedLinear { part: ExpertRows, bias: bool, lora: Option<f32> } => {
+        name: "grouped_linear",
+        shape: |rule| rule.grouped_linear(part, *bias, lora.is_some()),
+        scratch: |step| step.grouped(part, *bias),
+        decodes: |input| input == 1,
+        bound_by: BoundBy::Matmul,
+        cost: |step| {
+            let b = lora.map(|_| 4 + usize::from(*bias));
+            step.grouped_matmuls([(0, 1, *part)].into_iter().chain(b.map(|b| (b - 1, b, *part))))
+        },
+        text: expert_rows_text(&[*part], &[lora.unwrap_or(1.0)]),
     }
 
     // ── objectives ────────────────────────────────────────────────────────────────────────────────
@@ -224,13 +281,6 @@ op_table! { forward {
         in_place: &[(0, 0)],
         text: format!("{kind:?}"),
     }
-    /// x (A, C), marks (A, 4), weight (C, K), bias (C) → (A, C): a depthwise convolution over the K rows that end with the
-    /// row itself, within a chunk; or, without a bias, its gradient with respect to x
-    CausalConv { backward: bool } => {
-        name: "causal_conv",
-        shape: |rule| rule.causal_conv(*backward),
-        text: flag_text(*backward, "backward").to_owned(),
-    }
     /// q (A, H·D), k (A, H·D), v (A, H·D), marks (A, 4), bias (2·M, H) → o (A, H·D), lse (A, H): attention to all rows of
     /// a chunk, with `bias[clamp(key - query, -M, M - 1) + M, head]` added to the scores
     ChunkAttention(shape: AttentionShape) => {
@@ -260,6 +310,37 @@ op_table! { forward {
         shape: |rule| rule.mask_rows(*stored),
         in_place: if *stored { &[] } else { &[(0, 0)] },
         text: flag_text(*stored, "stored").to_owned(),
+    }
+
+    // ── recurrent mixers ──────────────────────────────────────────────────────────────────────────
+
+    /// x (T, C), boundaries (G+1), weight (C, K), `[bias (C)]` → (T, C): a depthwise convolution over the K rows that end
+    /// with the row itself, within a sample; or, if it is `backward`, its gradient with respect to x. For audio rows x is
+    /// (A, C) with marks (A, 4), and the convolution ends at chunks.
+    CausalConv { bias: bool, backward: bool } => {
+        name: "causal_conv",
+        shape: |rule| rule.causal_conv(*bias, *backward),
+        scratch: |step| step.causal_conv(2),
+        text: flag_text(*backward, "backward").to_owned(),
+    }
+    /// a (T, H), log_decay (H), dt_bias (H), `[b (T, H)]` → g (T, H), beta (T, H), both f32: the logarithm of what a state
+    /// keeps of itself at each token, and how strongly the token is written to it. With step = softplus(a + dt_bias),
+    /// clamped, g = -exp(log_decay)·step; beta is the step, or a multiple of sigmoid(b).
+    Decay(shape: DecayShape) => {
+        name: "decay",
+        shape: |rule| rule.decay(shape),
+        text: shape.to_string(),
+    }
+    /// q (T, Hk·K), k (T, Hk·K), v (T, H·V), g (T, H), beta (T, H), boundaries (G+1) → o (T, H·V): each head keeps a state
+    /// (K, V), which is zero before a sample. At each token S := exp(g)·S, u = beta·(v - kᵀS) by the delta rule or beta·v
+    /// without it, S := S + k·uᵀ, and o = qᵀS. Heads share queries and keys as in attention.
+    Scan(shape: ScanShape) => {
+        name: "scan",
+        shape: |rule| rule.scan(shape),
+        scratch: |step| step.scan(shape, false),
+        bound_by: BoundBy::Attention,
+        cost: |step| step.traffic() + step.scan(shape, 3),
+        text: shape.to_string(),
     }
 } others {
     // ── the head in pieces, and generation ────────────────────────────────────────────────────────
@@ -385,7 +466,7 @@ op_table! { forward {
         cost: |step| step.traffic() + step.outer_product(0, 1),
         text: scale_text(*scale),
     }
-    /// x (rows, C), dy (rows, C) → ; updates ds (1) by Σ dy·x
+    /// x (rows, C), dy (rows, C) → ; updates ds (N) by Σ dy·x
     ScaleByGrad => {
         name: "scale_by_grad",
         shape: |rule| rule.scale_by_grad(),
@@ -433,12 +514,13 @@ op_table! { forward {
         shape: |rule| rule.sinks_grad(),
         scratch: |step| step.sinks_grad(),
     }
-    /// d_i (rows, P_i) … → (rows, columns): part i in the columns from `firsts[i]` on, and zeros between parts
-    PlaceColumns { firsts: Vec<usize>, columns: usize } => {
+    /// d_i (rows, groups·P_i) … → (rows, groups·columns): in each group, part i in the columns from `firsts[i]` on, and zeros
+    /// between parts
+    PlaceColumns { firsts: Vec<usize>, columns: usize, groups: usize } => {
         name: "place_columns",
-        shape: |rule| rule.place_columns(firsts, *columns),
+        shape: |rule| rule.place_columns(firsts, *columns, *groups),
         is: &[TokenLocal],
-        text: format!("{firsts:?} of {columns}"),
+        text: format!("{firsts:?} of {columns}{}", groups_text(*groups)),
     }
     /// gate, up, dy → dgate, dup
     GatedActGrad(activation: Activation) => {
@@ -455,6 +537,51 @@ op_table! { forward {
         // Only the rows of these tokens are read and written.
         cost: |step| Cost::moving(3 * step.input_bytes(1)),
         text: embed_grad_text(*scale, *padding),
+    }
+
+    // ── experts, backward ─────────────────────────────────────────────────────────────────────────
+
+    /// logits (T, E), choices (T, J), dweights (T, J), `[expert scales (E)]` → dlogits (T, E); updates
+    /// `[dscales (E)]`
+    RouteGrad(router: Router) => {
+        name: "route_grad",
+        shape: |rule| rule.route_grad(router),
+        scratch: |step| step.route_grad(router),
+        text: router.to_string(),
+    }
+    /// a (J·T, C), b (T, C), places (T, J) → (T, J) in f32: row `places[t, j]` of a times row t of b
+    RowDots => {
+        name: "row_dots",
+        shape: |rule| rule.row_dots(),
+    }
+    /// (d_i (J·T, rows_i), matrix_i (E·P_i, K)) …, experts (J·T) → (J·T, K): Σ scale_i · d_i times the rows of the expert's
+    /// matrix_i
+    GroupedLinearGrad { parts: Vec<ExpertRows>, scales: Vec<f32> } => {
+        name: "grouped_linear_grad",
+        shape: |rule| rule.grouped_linear_grad(parts),
+        scratch: |step| step.grouped(&parts[0], false),
+        decodes: |input| input % 2 == 1,
+        bound_by: BoundBy::Matmul,
+        cost: |step| {
+            step.grouped_matmuls(parts.iter().enumerate().map(|(term, part)| (2 * term, 2 * term + 1, *part)))
+        },
+        text: expert_rows_text(parts, scales),
+    }
+    /// dy (J·T, rows), x (J·T, K), experts (J·T) → ; updates dweight (E·P, K): adds scale·dyᵀ·x of each expert's rows
+    GroupedWeightGrad { part: ExpertRows, scale: f32 } => {
+        name: "grouped_weight_grad",
+        shape: |rule| rule.grouped_weight_grad(part),
+        scratch: |step| step.grouped(part, false),
+        bound_by: BoundBy::OuterProduct,
+        cost: |step| step.traffic() + step.outer_product(0, 1),
+        text: expert_rows_text(&[*part], &[*scale]),
+    }
+    /// dy (J·T, rows), experts (J·T) → ; updates dbias (E·P)
+    GroupedBiasGrad { part: ExpertRows } => {
+        name: "grouped_bias_grad",
+        shape: |rule| rule.grouped_bias_grad(part),
+        scratch: |step| step.grouped(part, false),
+        text: part.to_string(),
     }
 
     // ── audio, backward ───────────────────────────────────────────────────────────────────────────
@@ -495,6 +622,50 @@ op_table! { forward {
         scratch: |step| step.chunk_attention_grad(shape),
         bound_by: BoundBy::Attention,
         cost: |step| step.traffic() + step.attention(5, shape.window),
+        text: shape.to_string(),
+    }
+
+    // ── recurrent mixers, backward and in generation ──────────────────────────────────────────────
+
+    /// x (T, C), dy (T, C), boundaries (G+1) → ; updates dweight (C, K)
+    CausalConvWeightGrad => {
+        name: "causal_conv_weight_grad",
+        shape: |rule| rule.causal_conv_weight_grad(),
+    }
+    /// a, log_decay, dt_bias, `[b]`, dg (T, H), dbeta (T, H) → da (T, H), `[db (T, H)]`; updates `[dlog_decay (H)]`,
+    /// `[ddt_bias (H)]`
+    DecayGrad { shape: DecayShape, trains: [bool; 2] } => {
+        name: "decay_grad",
+        shape: |rule| rule.decay_grad(shape, *trains),
+        text: shape.to_string(),
+    }
+    /// q, k, v, g, beta, do, boundaries → dq, dk, dv, dg, dbeta. States are recomputed from those at chunk boundaries.
+    ScanGrad(shape: ScanShape) => {
+        name: "scan_grad",
+        shape: |rule| rule.scan_grad(shape),
+        scratch: |step| step.scan(shape, true),
+        bound_by: BoundBy::Attention,
+        cost: |step| step.traffic() + step.scan(shape, 12),
+        text: shape.to_string(),
+    }
+    /// x (T, C), weight (C, K), `[bias (C)]`, slots (T), positions (T) → y (T, C); updates window (L, (K-1)·C): the
+    /// convolution of the tokens of a slot, which are neighbours, with the last K-1 rows of its sequence before them
+    CachedConv { bias: bool } => {
+        name: "cached_conv",
+        shape: |rule| rule.cached_conv(*bias),
+        scratch: |step| step.causal_conv(1),
+        // Only the windows of the slots in use are read and written.
+        cost: |step| Cost::moving(2 * step.output_bytes(0)),
+    }
+    /// q, k, v, g, beta, slots (T), positions (T) → o (T, H·V); updates state (L, H·K·V): `Scan` from the state of the
+    /// slot of each token, which is zero before position 0
+    CachedScan(shape: ScanShape) => {
+        name: "cached_scan",
+        shape: |rule| rule.cached_scan(shape),
+        scratch: |step| step.cached_scan(shape),
+        bound_by: BoundBy::Attention,
+        // Only the states of the slots in use are read and written.
+        cost: |step| Cost::moving(step.inputs_bytes() + step.output_bytes(0)) + step.scan(shape, 3),
         text: shape.to_string(),
     }
 

@@ -15,11 +15,92 @@ pub enum Activation {
     Gelu,
     /// The gate is a share of up, not an activation.
     Sigmoid,
+    /// The gate itself: the product of two activations.
+    Identity,
     /// min(gate, limit)·sigmoid(alpha·min(gate, limit)), and up is clamped to ±limit, plus 1.
     ClampedSwiglu {
         limit: f32,
         alpha: f32,
     },
+}
+
+/// How tokens choose experts, and how much each chosen expert counts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Router {
+    pub experts: usize,
+    /// Experts of a token.
+    pub chosen: usize,
+    pub scores: RouterScores,
+    /// Whether a stored number is added to the score of each expert, for the choice alone.
+    pub is_corrected: bool,
+    /// Experts are chosen from the best groups only.
+    pub groups: Option<RouterGroups>,
+    /// Whether the scores of the chosen experts are divided by their sum.
+    pub renormalizes: bool,
+    pub scale: f32,
+    /// Whether the weight of each expert is multiplied by a stored number.
+    pub has_expert_scales: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScores {
+    /// Of all experts. Renormalized, it is the softmax of the chosen ones.
+    Softmax,
+    Sigmoid,
+}
+
+/// Groups of neighbouring experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouterGroups {
+    pub count: usize,
+    pub chosen: usize,
+    /// A group counts as much as the sum of so many of its best scores.
+    pub best: usize,
+}
+
+impl fmt::Display for Router {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Router { experts, chosen, scores, scale, .. } = self;
+        write!(f, "{scores:?} {chosen} of {experts}")?;
+        if let Some(RouterGroups { count, chosen, best }) = self.groups {
+            write!(f, " groups={chosen} of {count} by {best}")?;
+        }
+        let flags = [
+            (self.is_corrected, " corrected"),
+            (self.renormalizes, " renormalized"),
+            (self.has_expert_scales, " expert_scales"),
+        ];
+        flags.into_iter().filter(|(is_set, _)| *is_set).try_for_each(|(_, text)| f.write_str(text))?;
+        if *scale == 1.0 { Ok(()) } else { write!(f, " scale={scale}") }
+    }
+}
+
+/// Rows of each expert's matrix, in a stored matrix that holds those of all experts one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertRows {
+    pub experts: usize,
+    /// First row in the matrix of an expert.
+    pub first: usize,
+    pub rows: usize,
+}
+
+impl ExpertRows {
+    /// Where the rows of an expert begin, in a matrix with `all` rows.
+    pub fn first_of(&self, expert: usize, all: usize) -> usize {
+        expert * (all / self.experts) + self.first
+    }
+}
+
+impl fmt::Display for ExpertRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ExpertRows { experts, first, rows } = self;
+        write!(f, "experts={experts} rows={first}+{rows}")
+    }
+}
+
+pub(crate) fn expert_rows_text(parts: &[ExpertRows], scales: &[f32]) -> String {
+    let parts = parts.iter().map(ExpertRows::to_string).collect::<Vec<_>>().join(", ");
+    if scales.iter().all(|scale| *scale == 1.0) { parts } else { format!("{parts} scales={scales:?}") }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +134,32 @@ impl fmt::Display for AttentionShape {
             "heads={heads}/{kv_heads} dim={head_dim} scale={scale}{window}{}{sinks}",
             cap_text(*softcap)
         )
+    }
+}
+
+/// Columns of an operand's heads, and where they are placed in each head of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadPart {
+    /// Heads of the operand.
+    pub heads: usize,
+    /// The first of these columns in a head of the operand.
+    pub from: usize,
+    pub columns: usize,
+    /// Their first column in a head of the result.
+    pub to: usize,
+}
+
+impl HeadPart {
+    /// The part that moves gradients of these columns back: from heads of the result, so many, to those of the operand.
+    pub fn reversed(self, heads: usize) -> HeadPart {
+        HeadPart { heads, from: self.to, to: self.from, ..self }
+    }
+}
+
+impl fmt::Display for HeadPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HeadPart { heads, from, columns, to } = self;
+        write!(f, "{from}+{columns} of {heads} at {to}")
     }
 }
 
@@ -121,6 +228,11 @@ pub(crate) fn scale_text(scale: f32) -> String {
 /// A flag in text forms.
 pub(crate) fn flag_text(is_set: bool, text: &'static str) -> &'static str {
     if is_set { text } else { "" }
+}
+
+/// The number of groups of columns in text forms; empty if it is 1.
+pub(crate) fn groups_text(groups: usize) -> String {
+    if groups == 1 { String::new() } else { format!(" groups={groups}") }
 }
 
 pub(crate) fn logits_text(first_word: usize, softcap: Option<f32>) -> String {

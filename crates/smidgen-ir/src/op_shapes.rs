@@ -6,9 +6,11 @@
 
 mod attention;
 mod audio;
+mod experts;
 mod fp8;
 mod head;
 mod matmul;
+mod recurrence;
 mod rows;
 mod transfers;
 mod update;
@@ -93,9 +95,10 @@ impl<'a> Rule<'a> {
 
     fn rows_and_columns(&self, input: usize) -> Option<(Dim, usize)> {
         match self.inputs[input].shape.0.as_slice() {
-            [rows @ (Dim::Tokens | Dim::Tile { .. } | Dim::Rows | Dim::Audio(_)), Dim::Const(c)] => {
-                Some((*rows, *c))
-            }
+            [
+                rows @ (Dim::Tokens | Dim::Routed(_) | Dim::Tile { .. } | Dim::Rows | Dim::Audio(_)),
+                Dim::Const(c),
+            ] => Some((*rows, *c)),
             _ => None,
         }
     }

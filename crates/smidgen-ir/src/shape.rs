@@ -20,6 +20,8 @@ pub enum Dim {
     Const(usize),
     /// T: packed tokens.
     Tokens,
+    /// T times this many: a row for each expert that a token chose.
+    Routed(usize),
     /// A tile of the T tokens: up to `most` of them, starting at `first`. A short micro-batch leaves the last tiles empty.
     Tile {
         first: usize,
@@ -77,6 +79,7 @@ impl Dim {
         match self {
             Dim::Const(n) => n,
             Dim::Tokens => extent.tokens,
+            Dim::Routed(times) => times * extent.tokens,
             Dim::Tile { first, most } => extent.tokens.saturating_sub(first).min(most),
             Dim::Rows => extent.rows,
             Dim::Boundaries => extent.segments + 1,
@@ -90,6 +93,7 @@ impl fmt::Display for Dim {
         match self {
             Dim::Const(n) => write!(f, "{n}"),
             Dim::Tokens => f.write_str("T"),
+            Dim::Routed(times) => write!(f, "{times}T"),
             Dim::Tile { first, most } => write!(f, "T[{first}..{}]", first + most),
             Dim::Rows => f.write_str("S"),
             Dim::Boundaries => f.write_str("G+1"),

@@ -39,7 +39,8 @@ impl fmt::Display for DType {
     }
 }
 
-/// A GGUF block format: `elements` numbers of one row in `bytes` bytes.
+/// A block format: `elements` numbers of one row in `bytes` bytes. All but the last two are those of GGUF files, in which
+/// other files' blocks are read too: MXFP4 as gpt-oss is published, with the bytes in another order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Block {
     Q4_0,
@@ -47,33 +48,67 @@ pub enum Block {
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2K,
+    Q3K,
     Q4K,
     Q5K,
     Q6K,
+    /// Codes of four bits are indices of a table of sixteen numbers.
+    Iq4Nl,
+    /// As `Iq4Nl`, 256 with a small scale for each 32 of them.
+    Iq4Xs,
+    /// A power of two in a byte (e8m0), then codes of four bits: a sign, two bits of exponent and one of mantissa (e2m1).
+    Mxfp4,
+    /// GPTQ and AWQ: a scale in f16, a whole number in a byte that is subtracted from codes, a byte of zeros, and codes of
+    /// four bits, element 2i high and element 2i + 1 low; 32 or 128 elements.
+    Int4By32,
+    Int4By128,
 }
 
 impl Block {
-    pub const ALL: [Block; 8] =
-        [Block::Q4_0, Block::Q4_1, Block::Q5_0, Block::Q5_1, Block::Q8_0, Block::Q4K, Block::Q5K, Block::Q6K];
+    pub const ALL: [Block; 15] = [
+        Block::Q4_0,
+        Block::Q4_1,
+        Block::Q5_0,
+        Block::Q5_1,
+        Block::Q8_0,
+        Block::Q2K,
+        Block::Q3K,
+        Block::Q4K,
+        Block::Q5K,
+        Block::Q6K,
+        Block::Iq4Nl,
+        Block::Iq4Xs,
+        Block::Mxfp4,
+        Block::Int4By32,
+        Block::Int4By128,
+    ];
 
-    pub const fn elements(self) -> usize {
+    /// Elements and bytes.
+    const fn sizes(self) -> (usize, usize) {
         match self {
-            Block::Q4_0 | Block::Q4_1 | Block::Q5_0 | Block::Q5_1 | Block::Q8_0 => 32,
-            Block::Q4K | Block::Q5K | Block::Q6K => 256,
+            Block::Q4_0 | Block::Iq4Nl => (32, 18),
+            Block::Q4_1 | Block::Int4By32 => (32, 20),
+            Block::Q5_0 => (32, 22),
+            Block::Q5_1 => (32, 24),
+            Block::Q8_0 => (32, 34),
+            Block::Mxfp4 => (32, 17),
+            Block::Int4By128 => (128, 68),
+            Block::Q2K => (256, 84),
+            Block::Q3K => (256, 110),
+            Block::Q4K => (256, 144),
+            Block::Q5K => (256, 176),
+            Block::Q6K => (256, 210),
+            Block::Iq4Xs => (256, 136),
         }
     }
 
+    pub const fn elements(self) -> usize {
+        self.sizes().0
+    }
+
     pub const fn bytes(self) -> usize {
-        match self {
-            Block::Q4_0 => 18,
-            Block::Q4_1 => 20,
-            Block::Q5_0 => 22,
-            Block::Q5_1 => 24,
-            Block::Q8_0 => 34,
-            Block::Q4K => 144,
-            Block::Q5K => 176,
-            Block::Q6K => 210,
-        }
+        self.sizes().1
     }
 
     pub const fn name(self) -> &'static str {
@@ -83,9 +118,16 @@ impl Block {
             Block::Q5_0 => "q5_0",
             Block::Q5_1 => "q5_1",
             Block::Q8_0 => "q8_0",
+            Block::Q2K => "q2_k",
+            Block::Q3K => "q3_k",
             Block::Q4K => "q4_k",
             Block::Q5K => "q5_k",
             Block::Q6K => "q6_k",
+            Block::Iq4Nl => "iq4_nl",
+            Block::Iq4Xs => "iq4_xs",
+            Block::Mxfp4 => "mxfp4",
+            Block::Int4By32 => "int4-32",
+            Block::Int4By128 => "int4-128",
         }
     }
 }
@@ -122,7 +164,7 @@ pub enum Storage {
     /// `double` they are a byte each, then an f32 for each group of [`BNB4_GROUP`] scales, then one f32 offset: a scale is
     /// map\[byte\] · group + offset. [`bnb4_parts`] says where the parts begin.
     Bnb4 { code: Code4, double: bool },
-    /// GGUF blocks row by row, as in the file. A row is a whole number of blocks.
+    /// Blocks row by row, as in a GGUF file. A row is a whole number of blocks.
     Gguf(Block),
     /// An optimizer's moment: an f32 for each block of [`DYNAMIC8_BLOCK`] elements of the flattened tensor, its
     /// largest magnitude; then a byte for each element, the index into a map of 256 numbers in -1..=1, or in 0..=1 if not
@@ -292,12 +334,13 @@ mod tests {
         assert_eq!(names, [["nf4", "nf4-single"], ["fp4", "fp4-single"]]);
     }
 
-    /// Bits per weight as llama.cpp states them: 4.5, 5, 5.5, 6, 8.5, 4.5, 5.5, 6.5625.
+    /// Bits per weight as llama.cpp states them, and those of GPTQ with a scale and a number in 32 bits.
     #[test]
     fn gguf_sizes() {
         let bits: Vec<f64> =
             Block::ALL.iter().map(|b| 8.0 * b.bytes() as f64 / b.elements() as f64).collect();
-        assert_eq!(bits, [4.5, 5.0, 5.5, 6.0, 8.5, 4.5, 5.5, 6.5625]);
+        let of_gguf = [4.5, 5.0, 5.5, 6.0, 8.5, 2.625, 3.4375, 4.5, 5.5, 6.5625, 4.5, 4.25, 4.25];
+        assert_eq!(bits, [of_gguf.as_slice(), &[5.0, 4.25]].concat());
         assert_eq!(Storage::Gguf(Block::Q8_0).bytes(2, 64), 2 * 2 * 34);
     }
 }

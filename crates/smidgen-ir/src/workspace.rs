@@ -5,7 +5,8 @@
 //! `workspace_cpu.rs` and `workspace_cuda.rs`, where kernels read them too.
 
 use crate::loss_head::{HeadPiece, LossHead};
-use crate::op_attributes::AttentionShape;
+use crate::op_attributes::{AttentionShape, ExpertRows, Router};
+use crate::recurrence::ScanShape;
 use crate::shape::{Extent, Type, align_up};
 use crate::target::{DeviceKind, Precision};
 use crate::workspace_cpu::{self as cpu_sizes, CpuStep, aligned_floats};
@@ -52,6 +53,35 @@ impl<'a> StepInputs<'a> {
 
     pub fn matmul(&self) -> usize {
         self.scratch(|cpu| cpu.matmul_floats(), |_| MATMUL_BYTES)
+    }
+
+    /// Counts of each block of choices and expert.
+    pub fn dispatch(&self, experts: usize) -> usize {
+        self.scratch(
+            |_| experts + 1,
+            |gpu| {
+                let (rows, columns) = gpu.size(0);
+                4 * experts * ((rows * columns).div_ceil(gpu_sizes::DISPATCH_BLOCK) + 1)
+            },
+        )
+    }
+
+    /// The share of each choice in the gradient of its expert's scale.
+    pub fn route_grad(&self, router: &Router) -> usize {
+        let has_scales = router.has_expert_scales;
+        self.scratch(|_| 0, |gpu| if has_scales { 4 * gpu.size(0).0 * router.chosen } else { 0 })
+    }
+
+    /// A matmul of sorted rows with some rows of each expert's matrix.
+    pub fn grouped(&self, part: &ExpertRows, bias: bool) -> usize {
+        self.scratch(
+            |cpu| aligned_floats(if bias { part.rows } else { 0 }) + cpu.matmul_floats(),
+            |gpu| {
+                // Where the rows of each expert and its tiles begin, and the expert of each tile.
+                let (rows, experts) = (gpu.size(0).0, part.experts);
+                4 * (2 * (experts + 1) + gpu_sizes::group_tiles(rows, experts))
+            },
+        )
     }
 
     pub fn lm_head_loss(&self, head: &LossHead) -> usize {
@@ -103,6 +133,28 @@ impl<'a> StepInputs<'a> {
         )
     }
 
+    /// The weight of a convolution, which is that input, tap by tap, and its bias.
+    pub fn causal_conv(&self, weight: usize) -> usize {
+        self.scratch(
+            |cpu| {
+                let (channels, taps) = cpu.size(weight);
+                (taps + 1) * channels
+            },
+            |_| 0,
+        )
+    }
+
+    pub fn scan(&self, shape: &ScanShape, gradient: bool) -> usize {
+        self.scratch(
+            |cpu| cpu_sizes::scan_floats(shape, cpu.size(0).0, cpu.threads, gradient),
+            |gpu| if gradient { gpu_sizes::scan_bytes(shape, gpu.size(0).0, gpu.extent.segments) } else { 0 },
+        )
+    }
+
+    pub fn cached_scan(&self, shape: &ScanShape) -> usize {
+        self.scratch(|cpu| cpu_sizes::scan_floats(shape, 0, cpu.threads, false), |_| 0)
+    }
+
     pub fn norm_weight_grad(&self) -> usize {
         self.scratch(
             |cpu| cpu_sizes::norm_partials_floats(cpu.size(0).0, cpu.size(0).1),
@@ -124,11 +176,10 @@ impl<'a> StepInputs<'a> {
         )
     }
 
+    /// A sum for each row and factor on a CPU; on a GPU for groups of rows. The number of factors is that of the update,
+    /// which is at most the number of columns.
     pub fn scale_by_grad(&self) -> usize {
-        self.scratch(
-            |cpu| cpu.size(0).0,
-            |gpu| gpu_sizes::partial_sums_bytes(gpu.size(0).0, 1, gpu_sizes::NORM_GROUPS_PER_PARTIAL),
-        )
+        self.scratch(|cpu| cpu.size(0).0, |gpu| gpu.partial_sums_bytes(gpu_sizes::NORM_GROUPS_PER_PARTIAL))
     }
 
     pub fn scale_columns(&self, bias: bool) -> usize {

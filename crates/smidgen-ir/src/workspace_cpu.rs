@@ -4,6 +4,7 @@
 //! Counts are in f32 unless the name or the comment says otherwise.
 
 use crate::op_attributes::AttentionShape;
+use crate::recurrence::ScanShape;
 use crate::shape::{Extent, Type};
 use crate::target::Precision;
 
@@ -95,6 +96,34 @@ pub const fn fourier_partials(rows: usize, columns: usize) -> usize {
     let by_size = (rows * columns).div_ceil(SQUARES_CHUNK);
     let groups = if by_size < rows { by_size } else { rows };
     5 * if groups < 512 { groups } else { 512 }
+}
+
+/// Sums over the heads that share a head of keys have up to this many parts, each by a task of its own. Few key heads, as
+/// those of Mamba-2, would leave threads idle.
+const SCAN_TASKS: usize = 16;
+
+/// Parts that the heads of each key head are divided into.
+pub fn scan_parts(shape: &ScanShape) -> usize {
+    SCAN_TASKS.div_ceil(shape.key_heads).min(shape.group())
+}
+
+/// One thread's part of the scratch of a scan: the state of a head, and backward its gradient, the states at the beginnings
+/// of chunks, the states and the written values of a chunk, and two rows of values and of keys.
+pub fn scan_thread_floats(shape: &ScanShape, tokens: usize, gradient: bool) -> usize {
+    let state = aligned_floats(shape.state());
+    if !gradient {
+        return state + aligned_floats(shape.value_dim);
+    }
+    let written = aligned_floats(shape.chunk.min(tokens) * shape.value_dim);
+    let rows = 2 * aligned_floats(shape.value_dim) + 2 * aligned_floats(shape.key_dim);
+    (2 + shape.chunks(tokens) + shape.chunk.min(tokens)) * state + written + rows
+}
+
+/// Scratch of a scan; backward also the parts of the gradients of queries and keys, if there are several.
+pub fn scan_floats(shape: &ScanShape, tokens: usize, threads: usize, gradient: bool) -> usize {
+    let parts = scan_parts(shape);
+    let sums = if gradient && parts > 1 { 2 * parts * tokens * shape.channels().0 } else { 0 };
+    LINE_FLOATS + threads * scan_thread_floats(shape, tokens, gradient) + sums
 }
 
 /// Rows of a weight plus its adapter that exist at the same time, about 1 MiB.

@@ -5,6 +5,7 @@
 //! the sizes up for each operation. Nothing depends on the model of the GPU, so a plan is the same for all of them.
 
 use crate::op_attributes::AttentionShape;
+use crate::recurrence::ScanShape;
 use crate::shape::{Extent, Type, align_up};
 use crate::storage::{DType, Storage};
 use crate::target::Precision;
@@ -126,6 +127,16 @@ const MOST_PARTIALS: usize = 256;
 pub const NORM_GROUPS_PER_PARTIAL: usize = 32;
 /// Rows that one partial sum of a bias gradient covers at least.
 pub const BIAS_ROWS_PER_PARTIAL: usize = 128;
+/// Rows, and columns, of a tile of a matmul of sorted rows.
+pub const GROUP_TILE: usize = 64;
+
+/// Most tiles of rows that are sorted by expert: the last tile of each expert may have few rows.
+pub const fn group_tiles(rows: usize, experts: usize) -> usize {
+    rows.div_ceil(GROUP_TILE) + experts
+}
+
+/// Choices of experts that one block of threads counts.
+pub const DISPATCH_BLOCK: usize = 256;
 
 /// Rows that one partial sum covers.
 pub const fn rows_per_partial(rows: usize, least: usize) -> usize {
@@ -138,6 +149,28 @@ pub const fn rows_per_partial(rows: usize, least: usize) -> usize {
 pub const fn partial_sums_bytes(rows: usize, columns: usize, least: usize) -> usize {
     let partials = rows.div_ceil(least);
     align_up(4 * columns * if partials < MOST_PARTIALS { partials } else { MOST_PARTIALS })
+}
+
+/// The sizes that tiles of a scan's state are padded to: each of 16 x 16 threads has a square of elements.
+pub const SCAN_SIDES: [usize; 4] = [16, 64, 128, 256];
+
+/// The side of a padded state; `None` if it is larger than the kernels support.
+pub fn scan_side(shape: &ScanShape) -> Option<usize> {
+    SCAN_SIDES.into_iter().find(|side| shape.key_dim.max(shape.value_dim) <= *side)
+}
+
+/// States that the backward pass of a scan stores for a head: those at the beginnings of chunks of all samples, and those
+/// of the tokens of a chunk.
+pub fn scan_states(shape: &ScanShape, tokens: usize, segments: usize) -> [usize; 2] {
+    [tokens / shape.chunk + segments, shape.chunk.min(tokens)]
+}
+
+/// Scratch of the backward pass of a scan: states, and gradients of queries and keys for each head that shares them.
+pub fn scan_bytes(shape: &ScanShape, tokens: usize, segments: usize) -> usize {
+    let side = scan_side(shape).unwrap_or(0);
+    let states = shape.heads * side * side * scan_states(shape, tokens, segments).iter().sum::<usize>();
+    let gradients = if shape.group() > 1 { 2 * tokens * shape.heads * shape.key_dim } else { 0 };
+    align_up(4 * states) + align_up(4 * gradients)
 }
 
 /// Cached positions per block, if several blocks share a query.

@@ -6,8 +6,9 @@
 //! Code map: `sections.rs` types and defaults, `keys.rs` the table of keys, `value.rs` and `read.rs` values,
 //! `parse.rs` text to recipe, `render.rs` and `toml_text.rs` recipe to text, `mistake.rs` the report of mistakes,
 //! `suggest.rs` hints, `foreign.rs` and `reasons.rs` settings of other trainers, `model_name.rs` and `dataset_name.rs`
-//! names on the hub, `mix.rs` sources and columns of data, `objective.rs` training objectives, `pins.rs` keys that fix memory choices, `single.rs` one
-//! value on its own, `import` configurations of other tools.
+//! names on the hub, `mix.rs` sources and columns of data, `objective.rs` training objectives, `schema.rs` the keys as a
+//! JSON schema, `pins.rs` keys that fix memory choices, `single.rs` one value on its own, `import` configurations of
+//! other tools.
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ mod pins;
 mod read;
 mod reasons;
 mod render;
+pub mod schema;
 mod sections;
 mod single;
 mod suggest;

@@ -19,6 +19,7 @@
 #define ACT_GELU 2
 #define ACT_SIGMOID 3
 #define ACT_CLAMPED 4
+#define ACT_IDENTITY 5
 
 struct Gating {
     int kind;
@@ -34,6 +35,8 @@ __device__ __forceinline__ float sigmoid(float x) { return __frcp_rn(1.0f + expf
 
 // a(x)
 __device__ __forceinline__ Factor gate_factor(const Gating &by, float x) {
+    if (by.kind == ACT_IDENTITY)
+        return Factor{x, 1.0f};
     if (by.kind == ACT_SIGMOID) {
         const float s = sigmoid(x);
         return Factor{s, s * (1.0f - s)};

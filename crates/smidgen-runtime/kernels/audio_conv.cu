@@ -1,5 +1,4 @@
-// Convolutions over audio rows: causal convolutions within a chunk, strided convolutions over the mel frames of a clip,
-// and kernels that rearrange and mask their rows.
+// Strided convolutions over the mel frames of a clip, and kernels that rearrange and mask audio rows.
 //
 // Marks (A, 4) hold for each audio row its number of mel frames, the begin and the end of its chunk, and the begin of
 // its clip. Weights are a row of taps per channel, in their stored type. Neighbouring threads have neighbouring
@@ -8,25 +7,6 @@
 #define MARK_COLUMNS 4
 // Mel frames of an audio row.
 #define FRAMES_OF_ROW 8
-
-// Forward: y[t] = bias + Σ_j w[j] x[t - K + 1 + j]. Backward: x[t] is read by the outputs t to t + K - 1, so
-// dx[t] = Σ_j w[j] dy[t + K - 1 - j]. Both sums only include rows of the chunk. Grid: rows, ceil(columns / 256).
-extern "C" __global__ void __launch_bounds__(256)
-    causal_conv(const act *x, i64 x_stride, const i32 *marks, const void *weight, int weight_dtype, const void *bias,
-                int bias_dtype, act *y, i64 y_stride, int columns, int taps, int backward) {
-    int row = blockIdx.x, channel = blockIdx.y * blockDim.x + threadIdx.x;
-    if (channel >= columns)
-        return;
-    int begin = marks[MARK_COLUMNS * row + 1], end = marks[MARK_COLUMNS * row + 2];
-    float sum = backward ? 0.0f : stored_float(bias, bias_dtype, channel);
-    for (int tap = 0; tap < taps; ++tap) {
-        int from = backward ? row + taps - 1 - tap : row - taps + 1 + tap;
-        if (from >= begin && from < end)
-            sum += stored_float(weight, weight_dtype, (i64)channel * taps + tap) *
-                   to_float(x[from * x_stride + channel]);
-    }
-    y[row * y_stride + channel] = to_act(sum);
-}
 
 // A 3 x 3 convolution with a stride of 2 over frames and bins. x is (A, 2 · frames, 2 · bins, channels or 1) and y is
 // (A, frames, bins, channels), both dense. The frame before the first one of a row is the last frame of the previous

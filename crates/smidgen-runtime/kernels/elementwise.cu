@@ -55,40 +55,97 @@ extern "C" __global__ void __launch_bounds__(256)
     add_spans<1>(a, a_stride, b, b_stride, scale, y, y_stride, spans_of_row, spans);
 }
 
-// ── y = s x with one stored number s; traffic 2 elements ─────────────────────────────────────────
+// ── columns of heads, in the heads of y; traffic 2 elements ──────────────────────────────────────
+
+struct PlacedHeads {
+    const act *x;
+    i64 x_stride;
+    act *y;
+    i64 y_stride;
+    // Columns from one head to the next; 0 for x if all heads of y get the same.
+    int rows, x_head, y_head, heads;
+    // How many heads of x are added up, in order.
+    int summed;
+    // Columns that are copied, and with those that become zero after them.
+    int columns, span;
+};
+
+template <int N> __device__ __forceinline__ void place_heads(const PlacedHeads &all) {
+    const i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    const int units = all.span / N;
+    const i64 place = index / units, row = place / all.heads;
+    const int column = N * (int)(index - place * units), head = (int)(place - row * all.heads);
+    if (row >= all.rows)
+        return;
+    act *to = all.y + row * all.y_stride + (i64)head * all.y_head + column;
+    float sum[N];
+    if (column >= all.columns) {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            sum[i] = 0.0f;
+        store_span<N, act>(to, sum);
+        return;
+    }
+    const act *from = all.x + row * all.x_stride + (i64)head * all.x_head + column;
+    if (all.summed == 1) {
+        copy_span<N>(from, to);
+        return;
+    }
+    load_span<N, act>(from, sum);
+    for (int other = 1; other < all.summed; ++other) {
+        float addend[N];
+        load_span<N, act>(from + (i64)other * all.x_head, addend);
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            sum[i] = __fadd_rn(sum[i], addend[i]);
+    }
+    store_span<N, act>(to, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(256) place_heads_eight(const __grid_constant__ PlacedHeads all) {
+    place_heads<8>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(256) place_heads_one(const __grid_constant__ PlacedHeads all) {
+    place_heads<1>(all);
+}
+
+// ── y = s x with a stored number s for each `width` channels; traffic 2 elements ──────────────────
 
 template <int N>
-__device__ __forceinline__ void scale_spans(const act *x, i64 x_stride, const void *scale, int dtype, act *y,
+__device__ __forceinline__ void scale_spans(const act *x, i64 x_stride, const void *scale, int dtype, int width, act *y,
                                             i64 y_stride, u32 spans_of_row, u32 spans) {
     u32 span = blockIdx.x * blockDim.x + threadIdx.x;
     if (span >= spans)
         return;
     SpanPlace<N> place(span, spans_of_row);
-    const float factor = stored_float(scale, dtype, 0);
     float value[N];
     load_span<N, act>(x + place.at(x_stride), value);
 #pragma unroll
     for (int i = 0; i < N; ++i)
-        value[i] *= factor;
+        value[i] *= stored_float(scale, dtype, (place.column + i) / width);
     store_span<N, act>(y + place.at(y_stride), value);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    scale_by_eight(const act *x, i64 x_stride, const void *scale, int dtype, act *y, i64 y_stride, u32 spans_of_row,
-                   u32 spans) {
-    scale_spans<8>(x, x_stride, scale, dtype, y, y_stride, spans_of_row, spans);
+    scale_by_eight(const act *x, i64 x_stride, const void *scale, int dtype, int width, act *y, i64 y_stride,
+                   u32 spans_of_row, u32 spans) {
+    scale_spans<8>(x, x_stride, scale, dtype, width, y, y_stride, spans_of_row, spans);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    scale_by_one(const act *x, i64 x_stride, const void *scale, int dtype, act *y, i64 y_stride, u32 spans_of_row,
-                 u32 spans) {
-    scale_spans<1>(x, x_stride, scale, dtype, y, y_stride, spans_of_row, spans);
+    scale_by_one(const act *x, i64 x_stride, const void *scale, int dtype, int width, act *y, i64 y_stride,
+                   u32 spans_of_row, u32 spans) {
+    scale_spans<1>(x, x_stride, scale, dtype, width, y, y_stride, spans_of_row, spans);
 }
 
-// Block p writes the sum of x dy over `rows_per_partial` rows to `partials[p]`. Traffic: 2 elements.
+// Block (p, n) writes the sum of x dy over `rows_per_partial` rows and the n-th `columns` channels to row p of `partials`.
+// Traffic: 2 elements.
 extern "C" __global__ void __launch_bounds__(256)
     dot_partials(const act *x, i64 x_stride, const act *dy, i64 dy_stride, int rows, int columns, int rows_per_partial,
                  float *partials) {
+    x += (i64)blockIdx.y * columns;
+    dy += (i64)blockIdx.y * columns;
     const int first = blockIdx.x * rows_per_partial, last = min(first + rows_per_partial, rows);
     float sum = 0.0f;
     for (int row = first; row < last; ++row)
@@ -97,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(256)
             sum += to_float(x[row * x_stride + column]) * to_float(dy[row * dy_stride + column]);
     sum = block_sum(sum);
     if (threadIdx.x == 0)
-        partials[blockIdx.x] = sum;
+        partials[(i64)blockIdx.x * gridDim.y + blockIdx.y] = sum;
 }
 
 // The gradient of the sinks of attention. A sink s of a head has the share p = exp(s - lse) of each query and no value, so

@@ -10,6 +10,18 @@ extern "C" __global__ void copy_rows(const act *from, i64 from_stride, act *to, 
         to[row * to_stride + column] = column < columns ? from[row * from_stride + column] : to_act(0.0f);
 }
 
+// Copies `columns` columns of each of `groups` equal parts of a row, and zeros those from `columns` to `padded`. Groups are
+// `from_group` columns apart in the source and `to_group` in the target. The ranges do not overlap.
+extern "C" __global__ void copy_groups(const act *from, i64 from_stride, int from_group, act *to, i64 to_stride,
+                                       int to_group, int rows, int groups, int columns, int padded) {
+    i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    i64 line = index / padded, row = line / groups;
+    int column = (int)(index % padded), group = (int)(line % groups);
+    if (row < rows)
+        to[row * to_stride + group * to_group + column] =
+            column < columns ? from[row * from_stride + group * from_group + column] : to_act(0.0f);
+}
+
 // Writes a stored vector to every row.
 extern "C" __global__ void broadcast_row(const void *stored, int dtype, act *to, i64 stride, int rows, int columns) {
     int column = blockIdx.x * blockDim.x + threadIdx.x;

@@ -189,7 +189,12 @@ impl Null {
                     let end = start + operand.rows_at(extent) * row_bytes;
                     self.shadow(operand.space).set_part(start, end);
                 }
-                Dim::Const(_) | Dim::Tokens | Dim::Rows | Dim::Boundaries | Dim::Audio(_) => {
+                Dim::Const(_)
+                | Dim::Tokens
+                | Dim::Routed(_)
+                | Dim::Rows
+                | Dim::Boundaries
+                | Dim::Audio(_) => {
                     self.shadow(operand.space).set(start, end);
                 }
             }

@@ -129,6 +129,11 @@ impl Card {
         self.memory_mib << 20
     }
 
+    /// Whether the shares of its peaks were measured on one, and not taken from the H200.
+    pub fn is_measured(&self) -> bool {
+        self.name == "h200"
+    }
+
     /// Host memory traffic of updates on a typical machine with this card.
     fn update_bytes_per_s(&self) -> f64 {
         match self.name {

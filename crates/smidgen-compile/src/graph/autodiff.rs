@@ -7,7 +7,8 @@
 //! below the lowest adapted layer, and no weight gradient for frozen weights.
 
 use smidgen_ir::{
-    ByValue, Entry, Extent, Graph, Node, Norm, Op, Phase, ValueId, ValueSet, ops_without_gradient,
+    ByValue, DecayShape, Entry, ExpertRows, Extent, Graph, HeadPart, Node, Norm, Op, Phase, Router,
+    ScanShape, ValueId, ValueSet, ops_without_gradient,
 };
 
 /// A part of the gradient of a value, times a factor. A factor is carried through linears to their matmuls, so that a
@@ -26,11 +27,20 @@ enum Part {
         matrix: ValueId,
         scale: f32,
         layer: Option<usize>,
+        /// If the matrix holds those of all experts: its rows, and the expert of each row of `d`.
+        experts: Option<(ExpertRows, ValueId)>,
     },
-    /// The gradient of the columns from `first` on.
+    /// The gradient of the columns from `first` on of each of `groups` equal parts.
     Columns {
         d: ValueId,
         first: usize,
+        groups: usize,
+    },
+    /// The gradient of some columns of each head, in `d`.
+    Heads {
+        d: ValueId,
+        part: HeadPart,
+        heads: usize,
     },
 }
 
@@ -102,7 +112,7 @@ impl Backward<'_> {
     }
 
     fn term(&self, d: ValueId, matrix: ValueId, scale: f32) -> Part {
-        Part::Term { d, matrix, scale, layer: self.layer }
+        Part::Term { d, matrix, scale, layer: self.layer, experts: None }
     }
 
     /// The complete gradient of a value, if any reached it.
@@ -124,19 +134,27 @@ impl Backward<'_> {
 
     fn sum(&mut self, value: ValueId, contributions: Vec<Contribution>) -> ValueId {
         let (mut inputs, mut scales, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut columns, own_layer, mut term_layer) = (Vec::new(), self.layer, self.layer);
+        let (mut columns, mut of_heads) = (Vec::new(), Vec::new());
+        let (own_layer, mut term_layer) = (self.layer, self.layer);
+        let (mut parts, mut of_rows) = (Vec::new(), None);
         for Contribution { part, factor } in contributions {
             match part {
                 Part::Value(d) => values.push((d, factor)),
-                Part::Term { d, matrix, scale, layer } => {
+                Part::Term { d, matrix, scale, layer, experts } => {
                     inputs.extend([d, matrix]);
                     scales.push(scale * factor);
                     term_layer = layer;
+                    if let Some((part, rows)) = experts {
+                        parts.push(part);
+                        of_rows = Some(rows);
+                    }
                 }
-                Part::Columns { d, first } => columns.push((first, d)),
+                Part::Columns { d, first, groups } => columns.push((groups, first, d)),
+                Part::Heads { d, part, heads } => of_heads.push((heads, part, d)),
             }
         }
-        values.extend(self.placed_columns(value, columns).into_iter().map(|d| (d, 1.0)));
+        let placed = [self.placed_columns(value, columns), self.placed_heads(value, of_heads)].concat();
+        values.extend(placed.into_iter().map(|d| (d, 1.0)));
         // A sum begins with a value that it need not scale.
         values.sort_by_key(|(_, factor)| *factor != 1.0);
         let (name, mut values) = (self.name_of_gradient(value), values.into_iter());
@@ -145,7 +163,12 @@ impl Backward<'_> {
             self.scaled(d, scale, &name)
         } else {
             self.layer = term_layer;
-            let sum = self.emit(Op::LinearGrad { scales }, inputs, vec![], std::slice::from_ref(&name))[0];
+            inputs.extend(of_rows);
+            let op = match of_rows {
+                Some(_) => Op::GroupedLinearGrad { parts, scales },
+                None => Op::LinearGrad { scales },
+            };
+            let sum = self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0];
             self.layer = own_layer;
             sum
         };
@@ -163,23 +186,46 @@ impl Backward<'_> {
     }
 
     /// Gradients of all columns of a value from those of some columns: one, unless some of them overlap.
-    fn placed_columns(&mut self, value: ValueId, mut parts: Vec<(usize, ValueId)>) -> Vec<ValueId> {
+    fn placed_columns(&mut self, value: ValueId, mut parts: Vec<(usize, usize, ValueId)>) -> Vec<ValueId> {
         let width = |graph: &Graph, value: ValueId| graph.value(value).ty.shape.at(&Extent::default()).1;
         let (columns, name) = (width(self.graph, value), self.name_of_gradient(value));
         let mut placed = Vec::new();
         while !parts.is_empty() {
             parts.sort();
-            let (mut end, mut now) = (0, Vec::new());
-            parts.retain(|&(first, d)| {
-                let fits = first >= end;
+            let (groups, mut end, mut now) = (parts[0].0, 0, Vec::new());
+            parts.retain(|&(groups_of_part, first, d)| {
+                let fits = groups_of_part == groups && first >= end;
                 if fits {
-                    end = first + width(self.graph, d);
+                    end = first + width(self.graph, d) / groups;
                     now.push((first, d));
                 }
                 !fits
             });
             let (firsts, inputs) = now.into_iter().unzip();
-            let op = Op::PlaceColumns { firsts, columns };
+            let op = Op::PlaceColumns { firsts, columns: columns / groups, groups };
+            placed.push(self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0]);
+        }
+        placed
+    }
+
+    /// Gradients of all columns of a value from those of some columns of its heads: one, unless some of them overlap.
+    fn placed_heads(&mut self, value: ValueId, mut parts: Vec<(usize, HeadPart, ValueId)>) -> Vec<ValueId> {
+        let (_, columns) = self.graph.value(value).ty.shape.at(&Extent::default());
+        let name = self.name_of_gradient(value);
+        let mut placed = Vec::new();
+        while let Some(heads) = parts.iter().map(|(heads, ..)| *heads).next() {
+            parts.sort_by_key(|(_, part, d)| (part.to, *d));
+            let (mut end, mut now, mut inputs) = (0, Vec::new(), Vec::new());
+            parts.retain(|&(own_heads, part, d)| {
+                let fits = own_heads == heads && part.to >= end;
+                if fits {
+                    end = part.to + part.columns;
+                    now.push(part);
+                    inputs.push(d);
+                }
+                !fits
+            });
+            let op = Op::PlaceHeads { heads, head_dim: columns / heads, parts: now };
             placed.push(self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0]);
         }
         placed
@@ -206,15 +252,26 @@ impl Backward<'_> {
                     );
                 }
             }
-            Op::SliceColumns { first, .. } => {
+            Op::SliceColumns { first, groups, .. } => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
-                    let part = Part::Columns { d, first: *first };
+                    let part = Part::Columns { d, first: *first, groups: *groups };
                     self.contribute(node.inputs[0], Contribution { part, factor: 1.0 });
+                }
+            }
+            Op::PlaceHeads { heads, parts, .. } => {
+                let Some(d) = self.gradient(node.outputs[0]) else { return };
+                for (x, part) in node.inputs.iter().zip(parts) {
+                    let part = Part::Heads { d, part: part.reversed(*heads), heads: part.heads };
+                    self.contribute(*x, Contribution { part, factor: 1.0 });
                 }
             }
             Op::ScaleBy => self.scale_by(node),
             Op::RmsNorm { norm, unweighted } => self.rms_norm(node, *norm, *unweighted),
             Op::Linear { bias, lora } => self.linear(node, *bias, *lora),
+            Op::Route(router) => self.route(node, *router),
+            Op::SpreadRows { weighted } => self.spread_rows(node, *weighted),
+            Op::CombineRows { weighted } => self.combine_rows(node, *weighted),
+            Op::GroupedLinear { part, bias, lora } => self.grouped_linear(node, *part, *bias, *lora),
             Op::ScaleColumns { bias } => self.scale_columns(node, *bias),
             Op::Fourier { scale } => self.fourier(node, *scale),
             Op::Dropout { .. } => self.one_gradient(node, node.op.clone(), |_, d| vec![d, node.inputs[1]]),
@@ -247,10 +304,9 @@ impl Backward<'_> {
             Op::LayerNorm { eps, bias } => self.layer_norm(node, *eps, *bias),
             Op::Scale { .. } => self.one_gradient(node, node.op.clone(), |_, d| vec![d]),
             Op::Act(kind) => self.one_gradient(node, Op::ActGrad(*kind), |x, d| vec![x, d]),
-            Op::CausalConv { .. } => {
-                let op = Op::CausalConv { backward: true };
-                self.one_gradient(node, op, |_, d| vec![d, node.inputs[1], node.inputs[2]]);
-            }
+            Op::CausalConv { bias, .. } => self.causal_conv(node, *bias),
+            Op::Decay(shape) => self.decay(node, *shape),
+            Op::Scan(shape) => self.scan(node, *shape),
             Op::AddBias => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
                     self.bias_gradient(node.inputs[1], d, 1.0);
@@ -260,8 +316,13 @@ impl Backward<'_> {
             Op::ChunkAttention(shape) => self.attention(node, Op::ChunkAttentionGrad(*shape), None),
             // An objective's weights are constants: the gradient passes through the loss that they weight.
             Op::Objective(_) => {}
-            // They have no trained leaves among their inputs: they only turn positions or sound into inputs of the layers.
-            Op::RopeTable(_) | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } => {}
+            // They have no trained leaves among their inputs: they only turn positions, choices or sound into inputs of the
+            // layers.
+            Op::Dispatch { .. }
+            | Op::RopeTable(_)
+            | Op::StridedConv(_)
+            | Op::JoinPlaces { .. }
+            | Op::MaskRows { .. } => {}
             ops_without_gradient!() => unreachable!("`{}` is not a forward operation", node.op.name()),
         }
     }
@@ -359,6 +420,47 @@ impl Backward<'_> {
         self.contribute(x, Contribution::value(dx));
     }
 
+    fn causal_conv(&mut self, node: &Node, bias: bool) {
+        let Some(d) = self.gradient(node.outputs[0]) else { return };
+        let (x, reach, weight) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+        if bias {
+            self.bias_gradient(node.inputs[3], d, 1.0);
+        }
+        if let Some(gradient) = self.graph.gradient_of(weight) {
+            self.emit(Op::CausalConvWeightGrad, vec![x, d, reach], vec![gradient], &[]);
+        }
+        self.add_gradient(x, Op::CausalConv { bias: false, backward: true }, vec![d, reach, weight]);
+    }
+
+    /// The gradients of both outputs come from one scan.
+    fn decay(&mut self, node: &Node, shape: DecayShape) {
+        let gradients: Vec<ValueId> =
+            node.outputs.iter().filter_map(|output| self.gradient(*output)).collect();
+        if gradients.is_empty() {
+            return;
+        }
+        let vectors = [node.inputs[1], node.inputs[2]].map(|vector| self.graph.gradient_of(vector));
+        let op = Op::DecayGrad { shape, trains: vectors.map(|gradient| gradient.is_some()) };
+        let projections: Vec<ValueId> =
+            [0, 3].into_iter().filter_map(|input| node.inputs.get(input)).copied().collect();
+        let names: Vec<String> = projections.iter().map(|value| self.name_of_gradient(*value)).collect();
+        let inputs = [node.inputs.as_slice(), &gradients].concat();
+        let updates = vectors.into_iter().flatten().collect();
+        for (value, d) in projections.iter().zip(self.emit(op, inputs, updates, &names)) {
+            self.contribute(*value, Contribution::value(d));
+        }
+    }
+
+    fn scan(&mut self, node: &Node, shape: ScanShape) {
+        let Some(d) = self.gradient(node.outputs[0]) else { return };
+        let (operands, boundaries) = node.inputs.split_at(5);
+        let names: Vec<String> = operands.iter().map(|value| self.name_of_gradient(*value)).collect();
+        let inputs = [operands, &[d], boundaries].concat();
+        for (value, gradient) in operands.iter().zip(self.emit(Op::ScanGrad(shape), inputs, vec![], &names)) {
+            self.contribute(*value, Contribution::value(gradient));
+        }
+    }
+
     fn scale_by(&mut self, node: &Node) {
         let Some(d) = self.gradient(node.outputs[0]) else { return };
         let (x, scale) = (node.inputs[0], node.inputs[1]);
@@ -372,7 +474,10 @@ impl Backward<'_> {
     fn linear(&mut self, node: &Node, bias: bool, lora: Option<f32>) {
         let Some((dy, factor)) = self.gradient_and_factor(node.outputs[0]) else { return };
         let layer = self.layer;
-        let term = |matrix, scale| Contribution { part: Part::Term { d: dy, matrix, scale, layer }, factor };
+        let term = |matrix, scale| Contribution {
+            part: Part::Term { d: dy, matrix, scale, layer, experts: None },
+            factor,
+        };
         if let Some(scale) = lora {
             let [.., h, b] = node.inputs[..] else { unreachable!("an adapted linear has h and b") };
             self.weight_gradient(b, dy, h, scale * factor);
@@ -384,6 +489,77 @@ impl Backward<'_> {
         let (x, weight) = (node.inputs[0], node.inputs[1]);
         self.weight_gradient(weight, dy, x, factor);
         self.contribute(x, term(weight, 1.0));
+    }
+
+    /// The weights of the chosen experts are a function of the logits; which experts are chosen has no gradient.
+    fn route(&mut self, node: &Node, router: Router) {
+        let Some(dweights) = self.gradient(node.outputs[0]) else { return };
+        let logits = node.inputs[0];
+        let scales = node.inputs.last().copied().filter(|_| router.has_expert_scales);
+        let updates: Vec<ValueId> =
+            scales.and_then(|scales| self.graph.gradient_of(scales)).into_iter().collect();
+        if !self.needs(logits) && updates.is_empty() {
+            return;
+        }
+        let inputs = [logits, node.outputs[1], dweights].into_iter().chain(scales).collect();
+        let name = self.name_of_gradient(logits);
+        let d = self.emit(Op::RouteGrad(router), inputs, updates, &[name])[0];
+        self.contribute(logits, Contribution::value(d));
+    }
+
+    /// Row `places[t, j]` of y is `weights[t, j]` times row t of x.
+    fn spread_rows(&mut self, node: &Node, weighted: bool) {
+        let Some(dy) = self.gradient(node.outputs[0]) else { return };
+        let (x, others) = (node.inputs[0], &node.inputs[1..]);
+        if weighted {
+            self.add_gradient(others[1], Op::RowDots, vec![dy, x, others[0]]);
+        }
+        self.add_gradient(x, Op::CombineRows { weighted }, [&[dy], others].concat());
+    }
+
+    /// Row t of the result is Σ_j `weights[t, j]` · row `places[t, j]` of y.
+    fn combine_rows(&mut self, node: &Node, weighted: bool) {
+        let Some(d) = self.gradient(node.outputs[0]) else { return };
+        let (y, others) = (node.inputs[0], &node.inputs[1..]);
+        if weighted {
+            self.add_gradient(others[1], Op::RowDots, vec![y, d, others[0]]);
+        }
+        self.add_gradient(y, Op::SpreadRows { weighted }, [&[d], others].concat());
+    }
+
+    /// As [`Self::linear`], with the rows of each expert's matrix.
+    fn grouped_linear(&mut self, node: &Node, part: ExpertRows, bias: bool, lora: Option<f32>) {
+        let Some((dy, factor)) = self.gradient_and_factor(node.outputs[0]) else { return };
+        let (x, weight, experts, layer) = (node.inputs[0], node.inputs[1], node.inputs[2], self.layer);
+        let term = |matrix, scale| Contribution {
+            part: Part::Term { d: dy, matrix, scale, layer, experts: Some((part, experts)) },
+            factor,
+        };
+        if let Some(scale) = lora {
+            let [.., h, b] = node.inputs[..] else { unreachable!("an adapted linear has h and b") };
+            self.grouped_weight_gradient(b, part, [dy, h, experts], scale * factor);
+            self.contribute(h, term(b, scale));
+        }
+        if bias && let Some(gradient) = self.graph.gradient_of(node.inputs[3]) {
+            let name = format!("{} scaled", self.graph.value(dy).name);
+            let dy = self.scaled(dy, factor, &name);
+            self.emit(Op::GroupedBiasGrad { part }, vec![dy, experts], vec![gradient], &[]);
+        }
+        self.grouped_weight_gradient(weight, part, [dy, x, experts], factor);
+        self.contribute(x, term(weight, 1.0));
+    }
+
+    fn grouped_weight_gradient(
+        &mut self,
+        weight: ValueId,
+        part: ExpertRows,
+        inputs: [ValueId; 3],
+        scale: f32,
+    ) {
+        if let Some(gradient) = self.graph.gradient_of(weight) {
+            let scale = scale * self.graph.gradient_scale(weight);
+            self.emit(Op::GroupedWeightGrad { part, scale }, inputs.into(), vec![gradient], &[]);
+        }
     }
 
     fn bias_gradient(&mut self, bias: ValueId, dy: ValueId, factor: f32) {

@@ -9,13 +9,13 @@ use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, REFERENCE_COPY, add_leaves, cache_names};
 use crate::model::audio::{AudioInput, AudioSpec};
 use crate::model::layer::{
-    ATTENTION_OUTPUT, AttentionSpec, DOWN, FeedForward, GATE_UP, GatedSpec, KeysAndValues, LAYER_SCALAR,
-    LayerSpec, Mixer, NormForm, NormSpec, NormedChannels, OUTPUT_GATE, QK_NORMS, QKV, QkNorm, Rotation,
-    TOKEN_GATE, TOKEN_PROJECTION, TokenInput,
+    AttentionSpec, FeedForward, GatedSpec, KeysAndValues, LAYER_SCALAR, LayerSpec, Mixer, NormForm, NormSpec,
+    NormedChannels, OUTPUT_GATE, OutputGate, QkNorm, Rotation, SINKS, TOKEN_GATE, TOKEN_PROJECTION,
+    TokenInput,
 };
 use crate::model::spec::{
-    DecoderSpec, EMBEDDING, EmbeddingSpec, FINAL_NORM, PER_LAYER_EMBEDDING, PER_LAYER_NORM,
-    PER_LAYER_PROJECTION, PerLayerEmbedding,
+    DecoderSpec, EMBEDDING, EmbeddingSpec, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION,
+    PerLayerEmbedding,
 };
 use crate::names::{input, state};
 use crate::request::{AdapterForm, Purpose, Reference, Request};
@@ -186,7 +186,7 @@ impl Builder<'_> {
     }
 
     /// The layer of the nodes that are being built, counting blocks of the audio encoder first.
-    fn place(&self) -> Option<usize> {
+    pub fn place(&self) -> Option<usize> {
         self.layer.map(|layer| self.encoder_layers + layer).or(self.block)
     }
 
@@ -258,7 +258,7 @@ impl Builder<'_> {
     /// Adds to x (T, C) what a layer makes of its part of `embeddings` (T, L·P).
     fn token_input(&mut self, layer: usize, input: TokenInput, x: ValueId, embeddings: ValueId) -> ValueId {
         let TokenInput { width, activation, norm } = input;
-        let slice = Op::SliceColumns { first: layer * width, columns: width };
+        let slice = Op::SliceColumns { first: layer * width, columns: width, groups: 1 };
         let token = self.emit1(slice, vec![embeddings], "token"); // (T, P)
         let gate = self.linear(x, TOKEN_GATE, "token.gate"); // (T, P)
         let a = self.gated(activation, gate, token, "token.act"); // (T, P)
@@ -287,13 +287,15 @@ impl Builder<'_> {
         let n = self.stream_norm(x, norms.before_mixer, "attn.norm"); // (T, C)
         let y = match &layer.mixer {
             Mixer::Attention(attention) => self.attention_mixer(attention, n, tables), // (T, C)
+            Mixer::Recurrent(recurrent) => self.recurrent_mixer(recurrent, n),         // (T, C)
         };
         let y = self.stream_norm(y, norms.after_mixer, "attn.out_normed");
         let mid = self.add(x, y, layer.residual_scale, "mid");
         let n =
             if layer.is_parallel { n } else { self.stream_norm(mid, norms.before_feed_forward, "mlp.norm") };
         let y = match &layer.feed_forward {
-            FeedForward::Gated(gated) => self.gated_feed_forward(gated, n), // (T, C)
+            FeedForward::Gated(gated) => self.gated_feed_forward(gated, n, "mlp"), // (T, C)
+            FeedForward::Experts(experts) => self.experts(experts, n, mid),        // (T, C)
         };
         let y = self.stream_norm(y, norms.after_feed_forward, "mlp.out_normed");
         self.add(mid, y, layer.residual_scale, "x")
@@ -302,8 +304,10 @@ impl Builder<'_> {
     fn attention_mixer(&mut self, attention: &AttentionSpec, n: ValueId, tables: &[ValueId]) -> ValueId {
         let [q_rows, kv_rows] = attention.rows();
         let (layer, head_dim) = (self.layer.expect("attention belongs to a layer"), attention.head_dim);
-        let (path, [q_path, k_path, v_path]) = QKV;
-        let (q_part, k_part, v_part) = (("attn.q", q_rows), ("attn.k", kv_rows), ("attn.v", kv_rows));
+        let (path, [q_path, k_path, v_path]) = (attention.paths.fused, attention.paths.qkv);
+        let is_doubled = attention.gate == OutputGate::OfQueries;
+        let q_part = if is_doubled { ("attn.q_and_gate", 2 * q_rows) } else { ("attn.q", q_rows) };
+        let (k_part, v_part) = (("attn.k", kv_rows), ("attn.v", kv_rows));
         let (mut q, projected) = match attention.source {
             KeysAndValues::Projected => {
                 let paths = (path, [q_path, k_path, v_path]);
@@ -314,8 +318,16 @@ impl Builder<'_> {
                 let [q, k] = self.projections(n, false, (path, [q_path, k_path]), [q_part, k_part]);
                 (q, Some((k, k)))
             }
-            KeysAndValues::OfLayer(_) => (self.linear(n, q_path, "attn.q"), None),
+            KeysAndValues::OfLayer(_) => (self.linear(n, q_path, q_part.0), None),
+            KeysAndValues::Latent(latent) => return self.latent_attention(attention, &latent, n, tables),
         };
+        let mut gate = None;
+        if is_doubled {
+            let both = q;
+            let half = |first| Op::SliceColumns { first, columns: head_dim, groups: attention.heads };
+            q = self.emit1(half(0), vec![both], "attn.q"); // (T, H·D)
+            gate = Some(self.emit1(half(head_dim), vec![both], "attn.gate")); // (T, H·D)
+        }
         q = self.head_norm(attention, q, 0, "attn.q_normed"); // (T, H·D)
         q = self.rotated(
             attention.rope.map(|rope| (rope.queries, rope)),
@@ -339,18 +351,20 @@ impl Builder<'_> {
             self.keys_and_values.insert(layer, [k, v]);
         }
         let mut o = self.attention(attention, q, projected.is_some()); // (T, H·D)
-        if attention.is_gated {
-            let gate = self.linear(n, OUTPUT_GATE, "attn.gate"); // (T, H·D)
+        if attention.gate == OutputGate::Projected {
+            gate = Some(self.linear(n, OUTPUT_GATE, "attn.gate")); // (T, H·D)
+        }
+        if let Some(gate) = gate {
             o = self.gated(Activation::Sigmoid, gate, o, "attn.gated"); // (T, H·D)
         }
-        self.linear(o, ATTENTION_OUTPUT, "attn.out") // (T, C)
+        self.linear(o, attention.paths.output, "attn.out") // (T, C)
     }
 
     /// Queries or keys after their norm, if they have one.
     fn head_norm(&mut self, attention: &AttentionSpec, x: ValueId, which: usize, output: &str) -> ValueId {
         match attention.qk_norm {
             Some(QkNorm { norm, has_weights: true, .. }) => {
-                self.norm(x, NormForm::Rms(norm), QK_NORMS[which], output)
+                self.norm(x, NormForm::Rms(norm), attention.paths.norms[which], output)
             }
             Some(QkNorm { norm, over, .. }) => {
                 let channels = match over {
@@ -364,7 +378,7 @@ impl Builder<'_> {
     }
 
     /// x with its heads rotated by a table.
-    fn rotated(
+    pub fn rotated(
         &mut self,
         rotation: Option<(usize, Rotation)>,
         heads: usize,
@@ -377,12 +391,13 @@ impl Builder<'_> {
     }
 
     /// Attention of q to the keys and values of its layer, or of the layer that it shares them with.
-    fn attention(&mut self, spec: &AttentionSpec, q: ValueId, has_own_keys: bool) -> ValueId {
+    pub fn attention(&mut self, spec: &AttentionSpec, q: ValueId, has_own_keys: bool) -> ValueId {
         let layer = self.layer.expect("attention belongs to a layer");
         let source = if let KeysAndValues::OfLayer(source) = spec.source { source } else { layer };
         let [k, v] = self.keys_and_values[&source];
+        let sinks = spec.has_sinks.then(|| self.leaf(&DecoderSpec::layer_path(layer, SINKS)));
         if !self.cached {
-            let inputs = vec![q, k, v, self.leaf(input::BOUNDARIES)];
+            let inputs = [q, k, v, self.leaf(input::BOUNDARIES)].into_iter().chain(sinks).collect();
             return self.emit(Op::Attention(spec.shape()), inputs, &["attn.o", "attn.lse"])[0];
         }
         let caches = cache_names(source).map(|name| self.leaf(&name)); // (N, Hkv·D) both
@@ -392,15 +407,19 @@ impl Builder<'_> {
             let place = (Phase::Forward, self.place());
             self.graph.emit(&mut self.nodes, Op::CacheRows, new, caches.to_vec(), &[], place);
         }
-        let read = [q].into_iter().chain(caches).chain(places).collect();
+        let read = [q].into_iter().chain(caches).chain(places).chain(sinks).collect();
         self.emit1(Op::CachedAttention(spec.shape()), read, "attn.o")
     }
 
-    fn gated_feed_forward(&mut self, gated: &GatedSpec, n: ValueId) -> ValueId {
-        let parts = [("mlp.gate", gated.width), ("mlp.up", gated.width)];
-        let [gate, up] = self.projections(n, gated.is_fused, GATE_UP, parts); // (T, I) both
-        let a = self.gated(gated.activation, gate, up, "mlp.act"); // (T, I)
-        self.linear(a, DOWN, "mlp.out") // (T, C)
+    /// A gated feed-forward of n (T, C), whose values are named after `name`.
+    pub fn gated_feed_forward(&mut self, gated: &GatedSpec, n: ValueId, name: &str) -> ValueId {
+        let (fused, separate, down) = gated.paths();
+        let [gate, up, act, out] = ["gate", "up", "act", "out"].map(|part| format!("{name}.{part}"));
+        let paths = (fused.as_str(), separate.each_ref().map(String::as_str));
+        let parts = [(gate.as_str(), gated.width), (up.as_str(), gated.width)];
+        let [gate, up] = self.projections(n, gated.is_fused, paths, parts); // (T, I) both
+        let a = self.gated(gated.activation, gate, up, &act); // (T, I)
+        self.linear(a, &down, &out) // (T, C)
     }
 
     /// act(gate)·up.
@@ -409,14 +428,14 @@ impl Builder<'_> {
     }
 
     /// A norm of the current layer, or the value itself if there is none.
-    fn stream_norm(&mut self, x: ValueId, norm: Option<NormSpec>, output: &str) -> ValueId {
+    pub fn stream_norm(&mut self, x: ValueId, norm: Option<NormSpec>, output: &str) -> ValueId {
         match norm {
             Some(NormSpec { path, form }) => self.norm(x, form, &format!("{path}.weight"), output),
             None => x,
         }
     }
 
-    fn norm(&mut self, x: ValueId, form: NormForm, weight: &str, output: &str) -> ValueId {
+    pub fn norm(&mut self, x: ValueId, form: NormForm, weight: &str, output: &str) -> ValueId {
         let weight = match self.layer {
             Some(layer) => self.leaf(&DecoderSpec::layer_path(layer, weight)),
             None => self.leaf(weight),
@@ -429,7 +448,7 @@ impl Builder<'_> {
     }
 
     /// A norm without a weight, of groups of so many channels.
-    fn plain_norm(&mut self, x: ValueId, norm: Norm, channels: usize, output: &str) -> ValueId {
+    pub fn plain_norm(&mut self, x: ValueId, norm: Norm, channels: usize, output: &str) -> ValueId {
         self.emit1(Op::RmsNorm { norm, unweighted: Some(channels) }, vec![x], output)
     }
 
@@ -440,7 +459,7 @@ impl Builder<'_> {
         objective: Option<&Objective>,
     ) -> (ValueId, Option<(ValueId, ValueId, f32)>) {
         let rows = self.emit1(Op::GatherRows, vec![x, self.leaf(input::ROWS)], "head.rows"); // (S, C)
-        let mut n = self.norm(rows, self.spec.final_norm, FINAL_NORM, "head.norm"); // (S, C)
+        let mut n = self.norm(rows, self.spec.final_norm, &self.spec.final_norm_tensor(), "head.norm"); // (S, C)
         let temperature = objective.map_or(1.0, Objective::temperature);
         let scale = (f64::from(self.spec.head.scale) / temperature) as f32;
         if scale != 1.0 {

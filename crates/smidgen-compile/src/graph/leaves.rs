@@ -144,13 +144,13 @@ pub fn trained_biases(request: &Request) -> HashSet<String> {
 /// Adds the matrices of every adapter and what its form needs besides, and returns the trained leaves.
 fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Vec<ValueId> {
     let linears = request.spec.all_linears().into_iter();
-    let sizes: HashMap<String, (usize, usize)> =
-        linears.map(|linear| (linear.path, (linear.n, linear.k))).collect();
+    let sizes: HashMap<String, (usize, usize, usize)> =
+        linears.map(|linear| (linear.path, (linear.n, linear.k, linear.kind.matrices()))).collect();
     let mut trained = Vec::new();
     for module in &request.adapters {
-        let (n, k) = sizes[&module.path];
+        let (n, k, matrices) = sizes[&module.path];
         let mut tensors = vec![
-            (module.a_name(), Shape::matrix(module.rank, k)),
+            (module.a_name(), Shape::matrix(matrices * module.rank, k)),
             (module.b_name(), Shape::matrix(n, module.rank)),
         ];
         if request.form == AdapterForm::Dora {
@@ -299,6 +299,12 @@ fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
             leaves.add(graph, &name, ty, LeafKind::Cache);
         }
     }
+    for (layer, recurrent) in spec.recurrents() {
+        for (name, floats) in recurrent.states(spec.hidden) {
+            let ty = Type::f32(Shape::matrix(slots, floats));
+            leaves.add(graph, &state_name(layer, name), ty, LeafKind::Cache);
+        }
+    }
     let logits = Type::f32(Shape::of(Dim::Rows, spec.vocabulary));
     leaves.add(graph, state::DECODED_LOGITS, logits, LeafKind::Cache);
 }
@@ -306,6 +312,11 @@ fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
 /// The names of the leaves that hold keys and values of a layer.
 pub fn cache_names(layer: usize) -> [String; 2] {
     ["keys", "values"].map(|what| format!("cache.{layer}.{what}"))
+}
+
+/// The name of the leaf that holds a state of a recurrent layer, with a row for each slot.
+pub fn state_name(layer: usize, state: &str) -> String {
+    format!("cache.{layer}.{state}")
 }
 
 /// Gives a leaf a gradient: from here on it is trained.

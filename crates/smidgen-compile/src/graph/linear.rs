@@ -8,6 +8,7 @@
 //!          With dropout, x̃ = dropout(x): y = (x̃·Wᵀ + s·h·Bᵀ)·m/n + (x - x̃)·Wᵀ + bias.
 //! LS-LoRA: y = x·Wᵀ + bias + φ(s·h·Bᵀ).
 
+use crate::adapter::LoraModule;
 use crate::forward::Builder;
 use crate::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, rounded_name};
 use crate::model::audio::AUDIO;
@@ -131,18 +132,20 @@ impl Builder<'_> {
                 rest = Some(self.emit1(left_out, vec![x, keys], &format!("{name}.rest")));
             }
         }
-        let (mut names, mut scale) = ([module.a_name(), module.b_name()], module.scale);
-        let rounded = names.each_ref().map(|name| rounded_name(name));
-        if self.leaves.find(&rounded[0]).is_some() {
-            // The rounded B may include the scale.
-            if self.graph.gradient_scale(self.leaf(&rounded[1])) == scale {
-                scale = 1.0;
-            }
-            names = rounded;
-        }
-        let [a, b] = names.map(|name| self.adapter_leaf(&name));
+        let (a, b, scale) = self.factors(module);
         let h = self.matmul(input, a, None, None, &format!("{name}.h")); // (T, R)
         Some(Attached { index, input, rest, h, b, scale })
+    }
+
+    /// A and B of an adapter as matmuls read them, and the factor of h·Bᵀ.
+    pub fn factors(&self, module: &LoraModule) -> (ValueId, ValueId, f32) {
+        let names = [module.a_name(), module.b_name()];
+        let rounded = names.each_ref().map(|name| rounded_name(name));
+        let is_rounded = self.leaves.find(&rounded[0]).is_some();
+        // The rounded B may include the scale.
+        let is_scaled = is_rounded && self.graph.gradient_scale(self.leaf(&rounded[1])) == module.scale;
+        let [a, b] = if is_rounded { rounded } else { names }.map(|name| self.adapter_leaf(&name));
+        (a, b, if is_scaled { 1.0 } else { module.scale })
     }
 
     /// A leaf of an adapter, or its frozen copy.

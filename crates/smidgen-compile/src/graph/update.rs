@@ -104,7 +104,7 @@ fn update_bf16(
     }
 }
 
-/// As in the Trainer of transformers, biases and norms do not decay; all else does, embeddings included.
+/// As in the Trainer of transformers, biases (of steps too) and norms do not decay; all else does, embeddings included.
 fn decays(name: &str) -> bool {
-    !name.ends_with(".bias") && !name.ends_with("norm.weight")
+    !name.contains("bias") && !name.ends_with("norm.weight")
 }

@@ -104,7 +104,15 @@ impl AudioSpec {
         let d = self.decoder_hidden;
         let projector = [(PROJECTOR[0].to_string(), d, c), (PROJECTOR[1].to_string(), d, d)];
         let all = of_blocks.chain(projector);
-        all.map(|(path, n, k)| Linear { path, n, k, bias: true, layer: None }).collect()
+        all.map(|(path, n, k)| Linear {
+            path,
+            n,
+            k,
+            bias: true,
+            layer: None,
+            kind: super::tensors::LinearKind::Dense,
+        })
+        .collect()
     }
 
     /// The tensors of the strided convolutions and the linear after them.

@@ -16,16 +16,19 @@ pub struct Checkpoints {
 
 const TOWER: &str = "images: towers stay as stored, text is trained";
 const TOWERS: &str = "images and sound: towers stay as stored, text is trained";
+const MTP: &str = "layers that predict further tokens stay as stored";
+const TOWER_AND_MTP: &str =
+    "images: towers and layers that predict further tokens stay as stored, text is trained";
 const DROPOUT: &str = "dropout of the base model";
-const TOWERS_AND_EXPERTS: &str =
-    "mixtures of experts; images and sound: towers stay as stored, text is trained";
-const EXPERTS: &str = "mixtures of experts";
 
 #[rustfmt::skip]
 const CHECKPOINTS: &[Checkpoints] = &[
     row("llama", &["meta-llama/Llama-2-7b-hf", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.2-1B-Instruct", "HuggingFaceTB/SmolLM2-135M", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"], ""),
     row("qwen2", &["Qwen/Qwen2-7B", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-Coder-7B"], ""),
     row("qwen3", &["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "Qwen/Qwen3-4B-Instruct-2507"], ""),
+    row("qwen3_5_text", &["the text model of Qwen/Qwen3.5-9B"], MTP),
+    row("qwen3_5_moe_text", &["the text model of Qwen/Qwen3.5-35B-A3B"], MTP),
+    row("qwen3_next", &["Qwen/Qwen3-Next-80B-A3B-Instruct"], MTP),
     row("mistral", &["mistralai/Mistral-7B-v0.3", "mistralai/Mistral-Nemo-Instruct-2407"], ""),
     row("phi3", &["microsoft/Phi-3-mini-4k-instruct", "microsoft/Phi-3.5-mini-instruct", "microsoft/phi-4", "microsoft/Phi-4-mini-instruct"], ""),
     row("phi4_multimodal", &["microsoft/Phi-4-multimodal-instruct, converted"], "images"),
@@ -35,20 +38,36 @@ const CHECKPOINTS: &[Checkpoints] = &[
     row("gemma3_text", &["google/gemma-3-270m", "google/gemma-3-1b-it"], ""),
     row("smollm3", &["HuggingFaceTB/SmolLM3-3B"], ""),
     row("granite", &["ibm-granite/granite-3.0-8b-base", "ibm-granite/granite-3.3-8b-instruct"], ""),
+    row("granitemoehybrid", &["ibm-granite/granite-4.0-h-micro", "ibm-granite/granite-4.0-h-350m", "ibm-granite/granite-4.0-h-1b", "ibm-granite/granite-4.0-h-tiny"], ""),
+    row("lfm2", &["LiquidAI/LFM2-350M", "LiquidAI/LFM2-1.2B", "LiquidAI/LFM2-2.6B"], ""),
     row("olmo2", &["allenai/OLMo-2-1124-7B"], ""),
     row("olmo3", &["allenai/Olmo-3-7B-Instruct"], ""),
     row("glm4", &["zai-org/GLM-4-9B-0414", "zai-org/GLM-4-32B-0414"], ""),
     row("cohere2", &["CohereLabs/c4ai-command-r7b-12-2024", "CohereLabs/c4ai-command-a-03-2025"], ""),
     row("ministral3", &["the text model of mistralai/Ministral-3-8B-Base-2512"], ""),
-    row("gemma4_text", &["the text model of google/gemma-4-E2B-it"], EXPERTS),
+    row("gemma4_text", &["the text model of google/gemma-4-26B-A4B-it"], ""),
     row("gemma4_unified_text", &["the text model of google/gemma-4-12B-it"], ""),
     row("muse_glimmer_text", &["the text model of meta-models/Muse-Glimmer-30B"], ""),
     row("seed_oss", &["ByteDance-Seed/Seed-OSS-36B-Instruct"], DROPOUT),
+    row("qwen3_moe", &["Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-Coder-30B-A3B-Instruct"], ""),
+    row("qwen2_moe", &["Qwen/Qwen1.5-MoE-A2.7B", "Qwen/Qwen2-57B-A14B"], ""),
+    row("mixtral", &["mistralai/Mixtral-8x7B-v0.1", "mistralai/Mixtral-8x22B-Instruct-v0.1"], ""),
+    row("olmoe", &["allenai/OLMoE-1B-7B-0924", "allenai/OLMoE-1B-7B-0125-Instruct"], ""),
+    row("granitemoe", &["ibm-granite/granite-3.1-1b-a400m-instruct", "ibm-granite/granite-3.1-3b-a800m-base"], ""),
+    row("gpt_oss", &["openai/gpt-oss-20b", "openai/gpt-oss-120b"], ""),
+    row("glm4_moe", &["zai-org/GLM-4.5-Air", "zai-org/GLM-4.6"], "layers that predict further tokens"),
+    row("minimax_m2", &["MiniMaxAI/MiniMax-M2, converted to bf16"], ""),
+    row("deepseek_v2", &["deepseek-ai/DeepSeek-V2-Lite", "deepseek-ai/DeepSeek-V2-Chat"], ""),
+    row("deepseek_v3", &["moonshotai/Moonlight-16B-A3B", "deepseek-ai/DeepSeek-V3 and R1, converted to bf16"], "layers that predict further tokens"),
+    row("glm4_moe_lite", &["zai-org/GLM-4.7-Flash"], "layers that predict further tokens"),
+    row("mistral4", &["the text model of mistralai/Mistral-Small-4-119B-2603, converted to bf16"], ""),
     row("gemma3", &["google/gemma-3-4b-it", "google/gemma-3-27b-it"], TOWER),
-    row("gemma4", &["google/gemma-4-E2B-it", "google/gemma-4-31B-it"], TOWERS_AND_EXPERTS),
+    row("gemma4", &["google/gemma-4-E2B-it", "google/gemma-4-26B-A4B-it", "google/gemma-4-31B-it"], TOWERS),
     row("gemma4_unified", &["google/gemma-4-12B-it"], TOWERS),
     row("mistral3", &["mistralai/Mistral-Small-3.1-24B-Instruct-2503", "mistralai/Ministral-3-8B-Base-2512"], TOWER),
     row("muse_glimmer", &["meta-models/Muse-Glimmer-30B"], TOWER),
+    row("qwen3_5", &["Qwen/Qwen3.5-0.8B", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B"], TOWER_AND_MTP),
+    row("qwen3_5_moe", &["Qwen/Qwen3.5-35B-A3B"], TOWER_AND_MTP),
 ];
 
 const fn row(

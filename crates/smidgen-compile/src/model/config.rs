@@ -5,7 +5,7 @@
 
 use crate::error::ModelError;
 use serde_json::{Map, Value};
-use smidgen_ir::{DType, RopeScaling, RopeSpec};
+use smidgen_ir::{DType, RopeScaling, RopeSpec, ScanShape};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Config<'a> {
@@ -207,6 +207,12 @@ impl<'a> Config<'a> {
         Ok([rope(full, full_theta, full_dim)?, rope(sliding, sliding_theta, sliding_dim)?])
     }
 
+    /// A list of whole numbers, 0 or above.
+    pub fn counts(&self, key: &str) -> Result<Option<Vec<usize>>, ModelError> {
+        let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
+        self.typed(key, "a list of whole numbers", |value| value.as_array()?.iter().map(number).collect())
+    }
+
     /// A list of flags: false and 0 are off.
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, ModelError> {
         let is_on = |flag: &Value| flag.as_bool().or_else(|| flag.as_f64().map(|flag| flag != 0.0));
@@ -216,6 +222,24 @@ impl<'a> Config<'a> {
     /// A list of a flag for each layer.
     pub fn layer_flags(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
         self.flags(key)?.map(|flags| self.check_layers(key, flags, layers)).transpose()
+    }
+
+    /// A list of words for each layer, by their place in `supported`, where commas separate them.
+    pub fn layer_words(
+        &self,
+        key: &str,
+        layers: usize,
+        supported: &'static str,
+    ) -> Result<Option<Vec<usize>>, ModelError> {
+        let Some(list) = self.typed(key, "a list with a word for each layer", Value::as_array)? else {
+            return Ok(None);
+        };
+        let list = self.check_layers(key, list.iter().collect(), layers)?;
+        let place = |word: &Value| {
+            let found = supported.split(", ").position(|own| word.as_str() == Some(own));
+            found.ok_or_else(|| ModelError::unsupported(key, shortened(word), supported))
+        };
+        Ok(Some(list.into_iter().map(place).collect::<Result<_, _>>()?))
     }
 
     /// Refuses a list that has not one entry for each layer.
@@ -426,6 +450,76 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// The kind of each layer by its place among the `supported` ones, if `layer_types` says so. Names of older releases are those of
+    /// transformers today.
+    pub fn kinds_of_layers(
+        &self,
+        layers: usize,
+        supported: &'static str,
+    ) -> Result<Option<Vec<usize>>, ModelError> {
+        let Some(list) = self.typed("layer_types", "a list of kinds of layers", Value::as_array)? else {
+            return Ok(None);
+        };
+        let list = self.check_layers("layer_types", list.iter().collect(), layers)?;
+        let found = list.into_iter().map(|word| {
+            let name = match word.as_str() {
+                Some("mamba") => "linear_attention",
+                Some("attention") => "full_attention",
+                other => other.unwrap_or(""),
+            };
+            let kind = supported.split(", ").position(|kind| kind == name);
+            kind.ok_or_else(|| ModelError::unsupported(self.key("layer_types"), shortened(word), supported))
+        });
+        Ok(Some(found.collect::<Result<_, _>>()?))
+    }
+
+    /// The two ends of a range of numbers, of which the second may be infinite.
+    pub fn range(&self, key: &str) -> Result<Option<[f32; 2]>, ModelError> {
+        let number = |value: &Value| match value {
+            Value::Object(map) => (map.get("__float__")? == "Infinity").then_some(f32::INFINITY),
+            Value::String(text) => (text == "Infinity" || text == "inf").then_some(f32::INFINITY),
+            other => other.as_f64().map(|number| number as f32),
+        };
+        self.typed(key, "a list of two numbers, 0 or above", |value| match value.as_array()?.as_slice() {
+            [least, most] => {
+                let range = [number(least)?, number(most)?];
+                (range[0] >= 0.0 && range[0] <= range[1]).then_some(range)
+            }
+            _ => None,
+        })
+    }
+
+    /// The rows that a causal convolution sees.
+    pub fn taps(&self, key: &'static str) -> Result<usize, ModelError> {
+        let taps = self.size(key)?.ok_or(ModelError::Missing { key })?;
+        if !(2..=MOST_TAPS).contains(&taps) {
+            return Err(ModelError::unsupported(self.key(key), taps.to_string(), "2 to 32 rows"));
+        }
+        Ok(taps)
+    }
+
+    /// Refuses heads that cannot share keys, and states that no kernel takes. The keys are those of the number of heads of
+    /// keys, and of the channels of keys and of values.
+    pub fn check_states(&self, keys: [&'static str; 3], scan: ScanShape) -> Result<(), ModelError> {
+        let ScanShape { heads, key_heads, key_dim, value_dim, .. } = scan;
+        if !heads.is_multiple_of(key_heads) {
+            let what =
+                format!("{heads} recurrent heads cannot share {key_heads} heads of keys (`{}`)", keys[0]);
+            return Err(ModelError::Contradiction { what });
+        }
+        for (key, channels, heads) in [(keys[1], key_dim, key_heads), (keys[2], value_dim, heads)] {
+            if channels > MOST_OF_STATE {
+                let supported = "recurrent heads of up to 256 channels";
+                return Err(ModelError::unsupported(self.key(key), channels.to_string(), supported));
+            }
+            if heads * channels > MOST_CHANNELS {
+                let supported = "recurrent heads with up to 4194304 channels in all";
+                return Err(ModelError::unsupported(self.key(key), channels.to_string(), supported));
+            }
+        }
+        Ok(())
+    }
+
     /// Which layers have a sliding window, if `layer_types` says so.
     pub fn sliding_layers(&self, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
         let key = "layer_types";
@@ -444,6 +538,9 @@ impl<'a> Config<'a> {
 /// Most channels of a layer and most entries of a vocabulary.
 pub(super) const MOST_CHANNELS: usize = 1 << 22;
 const MOST_LAYERS: usize = 4096;
+const MOST_TAPS: usize = 32;
+/// Most channels of a recurrent head's keys and of its values.
+const MOST_OF_STATE: usize = 256;
 
 fn positive(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| (*number as f32) > 0.0 && (*number as f32).is_finite())

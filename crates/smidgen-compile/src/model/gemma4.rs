@@ -1,20 +1,23 @@
-//! `model_type = "gemma4_text"` and `"gemma4_unified_text"`: the dense text models of Gemma 4.
+//! `model_type = "gemma4_text"` and `"gemma4_unified_text"`: the text models of Gemma 4.
 //!
 //! Gemma 3 whose layers without a window have larger heads, perhaps fewer keys, and keys that are also values; scores are
-//! not scaled; the last layers may use keys and values of earlier ones; each layer may have embeddings of its own.
+//! not scaled; the last layers may use keys and values of earlier ones; each layer may have embeddings of its own, and
+//! experts beside its feed-forward.
 
 use super::config::{Config, MOST_CHANNELS};
+use super::experts::{BesideExperts, ExpertNames, ExpertTargets, ExpertsSpec, RouterNorm};
 use super::family::Family;
 use super::gemma::read_like_gemma;
-use super::layer::{KeysAndValues, LayerNorms, NormForm, NormSpec, NormedChannels, TokenInput};
+use super::layer::{
+    FeedForward, KeysAndValues, LayerNorms, LayerSpec, NormForm, NormSpec, NormedChannels, TokenInput,
+};
 use super::llama::check_heads;
+use super::routed::{activation_of, read_router_at};
 use super::spec::{DecoderSpec, PerLayerEmbedding};
 use crate::error::ModelError;
-use serde_json::json;
-use smidgen_ir::{Norm, RopeScaling, RopeSpec};
+use smidgen_ir::{Norm, RopeScaling, RopeSpec, Router};
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
-    config.refuse("enable_moe_block", &[json!(false)], "false")?;
     let mut spec = read_like_gemma(config, family)?;
     let (layers, norm) = (spec.layers.len(), Norm { eps: spec.norm_eps(), plus_one: false });
     let form = NormForm::Rms(norm);
@@ -74,6 +77,8 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
         (attention.scale, attention.v_norm, attention.source) = (1.0, Some(norm), sources[layer]);
     });
     let after = NormSpec { path: "post_per_layer_input_norm", form };
+    let experts =
+        if config.flag("enable_moe_block", false)? { Some(read_experts(config, &spec)?) } else { None };
     Ok(spec.with_layers(|layer, spec| {
         (spec.norms, spec.has_scalar) = (LayerNorms::around(form), true);
         let activation = spec.gated_mut().map(|gated| {
@@ -82,7 +87,50 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
         });
         let input = |activation| TokenInput { width, activation, norm: after };
         spec.token_input = activation.filter(|_| width > 0).map(input);
+        if let Some(experts) = &experts {
+            put_beside(spec, experts, form);
+        }
     }))
+}
+
+/// Experts beside the feed-forward of each layer, which is put into place later. The router norms the residual stream, whose
+/// norm for the experts is another.
+fn read_experts(config: &Config<'_>, spec: &DecoderSpec) -> Result<ExpertsSpec, ModelError> {
+    let norm = Norm { eps: spec.norm_eps(), plus_one: false };
+    let router = Router {
+        renormalizes: true,
+        has_expert_scales: true,
+        ..read_router_at(config, "num_experts", "top_k_experts")?
+    };
+    let width = config.required_dimension("moe_intermediate_size")?;
+    let scale = (spec.hidden as f32).powf(-0.5);
+    Ok(ExpertsSpec {
+        names: EXPERT_NAMES,
+        router_norm: Some(RouterNorm { norm, weight: "router.scale", scale }),
+        ..ExpertsSpec::like_qwen(router, width, activation_of(spec))
+    })
+}
+
+const EXPERT_NAMES: ExpertNames = ExpertNames {
+    router: "router.proj",
+    experts: "experts",
+    scales: "router.per_expert_scale",
+    targets: ExpertTargets::Fused,
+    ..ExpertNames::QWEN
+};
+
+/// Puts experts beside the feed-forward of a layer.
+fn put_beside(layer: &mut LayerSpec, experts: &ExpertsSpec, form: NormForm) {
+    let Some(gated) = layer.gated_mut().cloned() else { return };
+    let norm = |path| NormSpec { path, form };
+    let beside = BesideExperts {
+        gated,
+        after_gated: norm("post_feedforward_layernorm_1"),
+        before_experts: norm("pre_feedforward_layernorm_2"),
+        after_experts: norm("post_feedforward_layernorm_2"),
+    };
+    let experts = ExpertsSpec { beside: Some(beside), ..experts.clone() };
+    layer.feed_forward = FeedForward::Experts(Box::new(experts));
 }
 
 /// Head size and key-value heads of each layer: in `per_layer_config`, or in older keys for layers without a window.

@@ -3,7 +3,10 @@
 //! Everything about a layer is data, and two layers of a model may differ in everything: shapes, norms, windows. Which
 //! linears and norms a layer has, with their paths below the layer, follows from its description.
 
-use smidgen_ir::{Activation, AttentionShape, Norm};
+use super::experts::ExpertsSpec;
+use super::recurrent::RecurrentSpec;
+use super::tensors::LinearKind;
+use smidgen_ir::{Activation, AttentionShape, Norm, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
@@ -33,12 +36,15 @@ pub struct TokenInput {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
     Attention(AttentionSpec),
+    Recurrent(RecurrentSpec),
 }
 
 /// Works on each token separately.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForward {
     Gated(GatedSpec),
+    /// Each token uses some of many gated feed-forwards.
+    Experts(Box<ExpertsSpec>),
 }
 
 /// Norms of the residual stream, each before or after a block of the layer.
@@ -89,18 +95,76 @@ pub struct AttentionSpec {
     /// The norm of values, head by head and without a weight.
     pub v_norm: Option<Norm>,
     pub source: KeysAndValues,
-    /// Whether the output of each channel is multiplied by the sigmoid of a projection of the input.
-    pub is_gated: bool,
+    pub gate: OutputGate,
+    /// Whether each softmax has one more score, a stored number of its head that belongs to no key.
+    pub has_sinks: bool,
+    pub paths: AttentionPaths,
+}
+
+/// The paths of an attention below its layer: q, k and v as one linear, each of them, the output, and the norms of queries
+/// and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionPaths {
+    pub fused: &'static str,
+    pub qkv: [&'static str; 3],
+    pub output: &'static str,
+    pub norms: [&'static str; 2],
+}
+
+impl AttentionPaths {
+    pub const USUAL: AttentionPaths = AttentionPaths {
+        fused: "self_attn.qkv_proj",
+        qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        output: "self_attn.o_proj",
+        norms: ["self_attn.q_norm.weight", "self_attn.k_norm.weight"],
+    };
+    pub const LFM2: AttentionPaths = AttentionPaths {
+        output: "self_attn.out_proj",
+        norms: ["self_attn.q_layernorm.weight", "self_attn.k_layernorm.weight"],
+        ..AttentionPaths::USUAL
+    };
+}
+
+/// Where an attention has the gate from whose sigmoid its output is multiplied by, channel by channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputGate {
+    None,
+    /// A projection of its own.
+    Projected,
+    /// The projection of queries, which has for each head its queries and then its gate.
+    OfQueries,
 }
 
 /// Where an attention has its keys and values from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KeysAndValues {
     Projected,
     /// Values are the projected keys, before these are normed and rotated.
     OneProjection,
     /// Those of an earlier layer, normed and rotated.
     OfLayer(usize),
+    /// Projected from a few channels, the latent, which the projection of the input makes.
+    Latent(LatentSpec),
+}
+
+/// Latent attention: keys and values of all heads are projected from a normed latent of few channels, and queries may be
+/// too. Channels of a head that are rotated are apart from the others: those of keys are projected from the input, once
+/// for all heads. Heads are as large as the larger of queries and values; the other ones end with zeros.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// Channels of the latent of queries; `None` means that queries are projected from the input.
+    pub query_rank: Option<usize>,
+    /// Channels of the latent of keys and values.
+    pub rank: usize,
+    /// Channels of a query or key that are not rotated, and of those that are.
+    pub plain: usize,
+    pub rotated: usize,
+    /// Channels of a value.
+    pub value: usize,
+    /// The norm of the latents.
+    pub norm: Norm,
+    /// The rotary embedding, of two channels without a frequency, that scales queries by their position.
+    pub query_scale: Option<usize>,
 }
 
 /// Rotary embeddings by their index in the decoder.
@@ -137,6 +201,9 @@ pub enum NormedChannels {
 /// act(gate)·up, projected down.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedSpec {
+    /// Path of the module below the layer.
+    pub module: &'static str,
+    pub names: GatedNames,
     /// Channels of gate and of up.
     pub width: usize,
     pub activation: Activation,
@@ -146,28 +213,53 @@ pub struct GatedSpec {
     pub bias: bool,
 }
 
+/// The names of a feed-forward's linears below its module: gate and up as one linear, each of them, and down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatedNames {
+    pub fused: &'static str,
+    pub separate: [&'static str; 2],
+    pub down: &'static str,
+}
+
+impl GatedNames {
+    pub const USUAL: GatedNames =
+        GatedNames { fused: "gate_up_proj", separate: ["gate_proj", "up_proj"], down: "down_proj" };
+    pub const NUMBERED: GatedNames = GatedNames { fused: "w13", separate: ["w1", "w3"], down: "w2" };
+    pub const INPUT_OUTPUT: GatedNames =
+        GatedNames { fused: "input_linear", down: "output_linear", ..GatedNames::USUAL };
+}
+
 /// A linear of a layer, by its path below the layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerLinear {
-    pub path: &'static str,
+    pub path: String,
     pub n: usize,
     pub k: usize,
     pub bias: bool,
+    pub kind: LinearKind,
 }
 
-/// The path of projections that a checkpoint stores as one, and the paths of the separate projections in their order.
-pub const QKV: (&str, [&str; 3]) =
-    ("self_attn.qkv_proj", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
-pub const GATE_UP: (&str, [&str; 2]) = ("mlp.gate_up_proj", ["mlp.gate_proj", "mlp.up_proj"]);
-pub const ATTENTION_OUTPUT: &str = "self_attn.o_proj";
-pub const DOWN: &str = "mlp.down_proj";
+impl LayerLinear {
+    pub fn dense(path: impl Into<String>, n: usize, k: usize, bias: bool) -> LayerLinear {
+        LayerLinear { path: path.into(), n, k, bias, kind: LinearKind::Dense }
+    }
+}
+
+/// The module of a feed-forward in most layers.
+pub const MLP: &str = "mlp";
+pub const SINKS: &str = "self_attn.sinks";
 /// The projection whose sigmoid multiplies the output of attention.
 pub const OUTPUT_GATE: &str = "self_attn.gate_proj";
 pub const TOKEN_GATE: &str = "per_layer_input_gate";
 pub const TOKEN_PROJECTION: &str = "per_layer_projection";
 pub const LAYER_SCALAR: &str = "layer_scalar";
-/// Norms of the queries and of the keys.
-pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
+/// The projection to the latent of queries, its norm, and the projection from it.
+pub const QUERY_LATENT: [&str; 3] =
+    ["self_attn.q_a_proj", "self_attn.q_a_layernorm.weight", "self_attn.q_b_proj"];
+/// The projection to the latent of keys and values and to the rotated channels of keys, the norm of the latent, and the
+/// projection from it.
+pub const LATENT: [&str; 3] =
+    ["self_attn.kv_a_proj_with_mqa", "self_attn.kv_a_layernorm.weight", "self_attn.kv_b_proj"];
 
 impl LayerSpec {
     /// A layer as Llama's: a norm before each block, whole heads rotated by the first rotary embedding, no window, no
@@ -190,9 +282,13 @@ impl LayerSpec {
                 qk_norm: None,
                 v_norm: None,
                 source: KeysAndValues::Projected,
-                is_gated: false,
+                gate: OutputGate::None,
+                has_sinks: false,
+                paths: AttentionPaths::USUAL,
             }),
             feed_forward: FeedForward::Gated(GatedSpec {
+                module: MLP,
+                names: GatedNames::USUAL,
                 width,
                 activation: Activation::Silu,
                 is_fused: false,
@@ -212,26 +308,40 @@ impl LayerSpec {
 
     /// The linears in the order of the forward pass, for a residual stream of `hidden` channels.
     pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
-        let Mixer::Attention(attention) = &self.mixer;
-        let FeedForward::Gated(gated) = &self.feed_forward;
-        let mut linears = [attention.linears(hidden), gated.linears(hidden)].concat();
+        let of_mixer = match &self.mixer {
+            Mixer::Attention(attention) => attention.linears(hidden),
+            Mixer::Recurrent(recurrent) => recurrent.linears(hidden),
+        };
+        let of_feed_forward = match &self.feed_forward {
+            FeedForward::Gated(gated) => gated.linears(hidden),
+            FeedForward::Experts(experts) => experts.linears(hidden),
+        };
+        let mut linears = [of_mixer, of_feed_forward].concat();
         if let Some(TokenInput { width, .. }) = self.token_input {
-            linears.push(LayerLinear { path: TOKEN_GATE, n: width, k: hidden, bias: false });
-            linears.push(LayerLinear { path: TOKEN_PROJECTION, n: hidden, k: width, bias: false });
+            linears.push(LayerLinear::dense(TOKEN_GATE, width, hidden, false));
+            linears.push(LayerLinear::dense(TOKEN_PROJECTION, hidden, width, false));
         }
         linears
     }
 
-    /// Tensors that are no linears, with their sizes, for a residual stream of `hidden` channels.
-    pub fn vectors(&self, hidden: usize) -> Vec<(String, usize)> {
+    /// Tensors that are no linears, with their shapes, for a residual stream of `hidden` channels.
+    pub fn tensors(&self, hidden: usize) -> Vec<(String, Shape)> {
         let LayerNorms { before_mixer, after_mixer, before_feed_forward, after_feed_forward } = self.norms;
         let of_input = self.token_input.map(|input| input.norm);
         let of_stream = [before_mixer, after_mixer, before_feed_forward, after_feed_forward, of_input];
-        let mut tensors: Vec<(String, usize)> =
-            of_stream.into_iter().flatten().map(|norm| (format!("{}.weight", norm.path), hidden)).collect();
-        let Mixer::Attention(attention) = &self.mixer;
-        tensors.extend(attention.norm_tensors());
-        tensors.extend(self.has_scalar.then(|| (LAYER_SCALAR.to_string(), 1)));
+        let vector = |(name, size): (String, usize)| (name, Shape::vector(size));
+        let of_stream = of_stream.into_iter().flatten();
+        let mut tensors: Vec<(String, Shape)> =
+            of_stream.map(|norm| vector((format!("{}.weight", norm.path), hidden))).collect();
+        match &self.mixer {
+            Mixer::Attention(attention) => {
+                tensors.extend(attention.norm_tensors().into_iter().map(vector));
+                tensors.extend(attention.has_sinks.then(|| vector((SINKS.to_string(), attention.heads))));
+            }
+            Mixer::Recurrent(recurrent) => tensors.extend(recurrent.tensors(hidden)),
+        }
+        tensors.extend(self.experts().into_iter().flat_map(|experts| experts.vectors(hidden)).map(vector));
+        tensors.extend(self.has_scalar.then(|| vector((LAYER_SCALAR.to_string(), 1))));
         tensors
     }
 
@@ -239,18 +349,37 @@ impl LayerSpec {
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
+            Mixer::Recurrent(_) => None,
+        }
+    }
+
+    /// The recurrent mixer of the layer, if it has one.
+    pub fn recurrent(&self) -> Option<&RecurrentSpec> {
+        match &self.mixer {
+            Mixer::Recurrent(recurrent) => Some(recurrent),
+            Mixer::Attention(_) => None,
         }
     }
 
     pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
         match &mut self.mixer {
             Mixer::Attention(attention) => Some(attention),
+            Mixer::Recurrent(_) => None,
         }
     }
 
+    /// The feed-forward that every token uses: that of the layer, or the one beside its experts.
     pub fn gated_mut(&mut self) -> Option<&mut GatedSpec> {
         match &mut self.feed_forward {
             FeedForward::Gated(gated) => Some(gated),
+            FeedForward::Experts(experts) => experts.beside.as_mut().map(|beside| &mut beside.gated),
+        }
+    }
+
+    pub fn experts(&self) -> Option<&ExpertsSpec> {
+        match &self.feed_forward {
+            FeedForward::Gated(_) => None,
+            FeedForward::Experts(experts) => Some(experts),
         }
     }
 }
@@ -303,24 +432,29 @@ impl AttentionSpec {
             scale: self.scale,
             window: self.window,
             softcap: self.softcap,
-            sinks: false,
+            sinks: self.has_sinks,
         }
     }
 
     fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
+        if let KeysAndValues::Latent(latent) = self.source {
+            return latent.linears(self, hidden);
+        }
         let [q, kv] = self.rows();
-        let input = |path, n| LayerLinear { path, n, k: hidden, bias: self.qkv_bias };
-        let separate = QKV.1.into_iter().zip([q, kv, kv]).map(|(path, n)| input(path, n));
+        let input = |path: &str, n| LayerLinear::dense(path, n, hidden, self.qkv_bias);
+        let of_queries = if self.gate == OutputGate::OfQueries { 2 * q } else { q };
+        let separate = self.paths.qkv.into_iter().zip([of_queries, kv, kv]).map(|(path, n)| input(path, n));
         let mut linears = match self.source {
-            KeysAndValues::Projected if self.is_fused => vec![input(QKV.0, q + 2 * kv)],
+            KeysAndValues::Projected if self.is_fused => vec![input(self.paths.fused, q + 2 * kv)],
             KeysAndValues::Projected => separate.collect(),
             KeysAndValues::OneProjection => separate.take(2).collect(),
             KeysAndValues::OfLayer(_) => separate.take(1).collect(),
+            KeysAndValues::Latent(_) => unreachable!("latent attention has its own projections"),
         };
-        if self.is_gated {
-            linears.push(LayerLinear { path: OUTPUT_GATE, n: q, k: hidden, bias: false });
+        if self.gate == OutputGate::Projected {
+            linears.push(LayerLinear::dense(OUTPUT_GATE, q, hidden, false));
         }
-        linears.push(LayerLinear { path: ATTENTION_OUTPUT, n: hidden, k: q, bias: self.output_bias });
+        linears.push(LayerLinear::dense(self.paths.output, hidden, q, self.output_bias));
         linears
     }
 
@@ -331,30 +465,68 @@ impl AttentionSpec {
             KeysAndValues::OfLayer(_) => {
                 &["self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm"]
             }
-            KeysAndValues::Projected | KeysAndValues::OneProjection => &[],
+            KeysAndValues::Projected | KeysAndValues::OneProjection | KeysAndValues::Latent(_) => &[],
         }
     }
 
     fn norm_tensors(&self) -> Vec<(String, usize)> {
+        if let KeysAndValues::Latent(latent) = self.source {
+            let of_queries = latent.query_rank.map(|rank| (QUERY_LATENT[1].to_string(), rank));
+            return of_queries.into_iter().chain([(LATENT[1].to_string(), latent.rank)]).collect();
+        }
         let Some(QkNorm { over, has_weights: true, .. }) = self.qk_norm else { return vec![] };
         let sizes = match over {
             NormedChannels::Head => [self.head_dim; 2],
             NormedChannels::AllHeads => self.rows(),
         };
         let own = if let KeysAndValues::OfLayer(_) = self.source { 1 } else { 2 };
-        QK_NORMS.into_iter().map(String::from).zip(sizes).take(own).collect()
+        self.paths.norms.into_iter().map(String::from).zip(sizes).take(own).collect()
+    }
+}
+
+impl LatentSpec {
+    /// Channels of a query or a key.
+    pub fn query(&self) -> usize {
+        self.plain + self.rotated
+    }
+
+    fn linears(&self, attention: &AttentionSpec, hidden: usize) -> Vec<LayerLinear> {
+        let (heads, bias) = (attention.heads, attention.qkv_bias);
+        let linear = |path: &str, n, k, bias| LayerLinear::dense(path, n, k, bias);
+        let queries = heads * self.query();
+        let mut linears = match self.query_rank {
+            None => vec![linear(attention.paths.qkv[0], queries, hidden, false)],
+            Some(rank) => {
+                let [to, _, from] = QUERY_LATENT;
+                vec![linear(to, rank, hidden, bias), linear(from, queries, rank, false)]
+            }
+        };
+        let [to, _, from] = LATENT;
+        linears.extend([
+            linear(to, self.rank + self.rotated, hidden, bias),
+            linear(from, heads * (self.plain + self.value), self.rank, false),
+            linear(attention.paths.output, hidden, heads * self.value, attention.output_bias),
+        ]);
+        linears
     }
 }
 
 impl GatedSpec {
-    fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
-        let input = |path, n| LayerLinear { path, n, k: hidden, bias: self.bias };
+    /// Paths of gate and up as one linear, of each, and of down.
+    pub fn paths(&self) -> (String, [String; 2], String) {
+        let path = |name: &str| format!("{}.{name}", self.module);
+        (path(self.names.fused), self.names.separate.map(path), path(self.names.down))
+    }
+
+    pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
+        let input = |path: String, n| LayerLinear::dense(path, n, hidden, self.bias);
+        let (fused, separate, down) = self.paths();
         let mut linears = if self.is_fused {
-            vec![input(GATE_UP.0, 2 * self.width)]
+            vec![input(fused, 2 * self.width)]
         } else {
-            GATE_UP.1.map(|path| input(path, self.width)).into()
+            separate.map(|path| input(path, self.width)).into()
         };
-        linears.push(LayerLinear { path: DOWN, n: hidden, k: self.width, bias: self.bias });
+        linears.push(LayerLinear::dense(down, hidden, self.width, self.bias));
         linears
     }
 }

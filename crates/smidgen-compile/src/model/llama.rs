@@ -5,11 +5,11 @@
 use super::config::{Config, MOST_CHANNELS};
 use super::family::Family;
 use super::layer::{LayerSpec, NormForm};
-use super::spec::{DecoderSpec, EmbeddingSpec, HeadSpec};
+use super::spec::{DecoderSpec, EmbeddingSpec, FINAL_NORM, HeadSpec};
 use crate::error::ModelError;
 use serde_json::json;
 use smidgen_ir::storage::FP8_BLOCK;
-use smidgen_ir::{Activation, Norm};
+use smidgen_ir::{Activation, Norm, RopeSpec};
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let biases = config.flag("attention_bias", false)?;
@@ -23,10 +23,6 @@ pub const DROPOUTS: [&str; 4] = ["attention_dropout", "resid_pdrop", "embd_pdrop
 
 /// Reads the keys that all model types similar to Llama share. No biases in attention, no norms of queries, no window.
 pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
-    config.refuse("pretraining_tp", &[json!(1)], "1")?;
-    for dropout in DROPOUTS.into_iter().filter(|_| !family.has_dropout) {
-        config.refuse(dropout, &[json!(0), json!(0.0)], "0")?;
-    }
     let hidden = config.required_dimension("hidden_size")?;
     let heads = config.required_dimension("num_attention_heads")?;
     let kv_heads = config.dimension("num_key_value_heads")?.unwrap_or(heads);
@@ -40,27 +36,50 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
         }
     };
     check_heads(heads, kv_heads, head_dim)?;
+    let rope = config.rope(family.partial_rotary, head_dim)?;
+    read_with_heads(config, family, rope, |width, eps| {
+        LayerSpec::like_llama(heads, kv_heads, head_dim, width, eps)
+    })
+}
+
+/// Reads what does not depend on the heads; `layer` makes a layer from the width of its feed-forward and the small number
+/// of its norms.
+pub fn read_with_heads(
+    config: &Config<'_>,
+    family: &Family,
+    rope: RopeSpec,
+    layer: impl Fn(usize, f32) -> LayerSpec,
+) -> Result<DecoderSpec, ModelError> {
+    config.refuse("pretraining_tp", &[json!(1)], "1")?;
+    for dropout in DROPOUTS.into_iter().filter(|_| !family.has_dropout) {
+        config.refuse(dropout, &[json!(0), json!(0.0)], "0")?;
+    }
+    let hidden = config.required_dimension("hidden_size")?;
     let layers = config.required_layers("num_hidden_layers")?;
     let vocabulary = config.required_dimension("vocab_size")?;
     let eps = config.float("rms_norm_eps")?.unwrap_or(1e-6);
-    let width = config.required_dimension("intermediate_size")?;
+    // Classes whose layers all have experts know only the width of those.
+    let has_dense = family.defaults().contains_key("intermediate_size");
+    let width =
+        config.required_dimension(if has_dense { "intermediate_size" } else { "moe_intermediate_size" })?;
     // A class knows one of the two keys and ignores the other.
     let key =
         if family.defaults().contains_key("hidden_activation") { "hidden_activation" } else { "hidden_act" };
     let activation = activation(key, config.text(key)?.unwrap_or("silu"))?;
-    let layer = LayerSpec::like_llama(heads, kv_heads, head_dim, width, eps);
     let spec = DecoderSpec {
         model_type: family.name.into(),
         vocabulary,
         hidden,
         embedding: EmbeddingSpec { padding: Family::padding(config, vocabulary)?, ..EmbeddingSpec::plain() },
-        ropes: vec![config.rope(family.partial_rotary, head_dim)?],
-        layers: vec![layer; layers],
+        ropes: vec![rope],
+        layers: vec![layer(width, eps); layers],
         final_norm: NormForm::Rms(Norm { eps, plus_one: false }),
+        final_norm_path: FINAL_NORM,
         head: HeadSpec { is_tied: config.flag("tie_word_embeddings", false)?, scale: 1.0, softcap: None },
         max_positions: config.required_size("max_position_embeddings")?,
         stored: config.stored_dtype()?,
         audio: None,
+        unread_layers: 0,
     };
     Ok(spec.with_gated(|gated| gated.activation = activation))
 }
@@ -81,8 +100,8 @@ pub fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) -> Result<(),
     Ok(())
 }
 
-/// A 4-bit checkpoint of bitsandbytes and one in fp8 with scales of squares are read as stored; any other quantization is
-/// refused by name.
+/// Checkpoints that are read as stored: 4 bits of bitsandbytes, GPTQ and AWQ, MXFP4, and fp8 with scales of squares, rows
+/// or tensors. Any other quantization is refused by name.
 pub fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
     let Some(table) = config.table("quantization_config", "quantization_config.")? else { return Ok(()) };
     let refused = |key: &str, got: &str, supported| {
@@ -96,7 +115,31 @@ pub fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
             Some(other) => refused("weight_block_size", &other.to_string(), "[128,128]"),
             None => refused("weight_block_size", "none", "[128,128]"),
         },
-        other => refused("quant_method", other.unwrap_or("unknown"), "bitsandbytes, fp8"),
+        Some("mxfp4") => Ok(()),
+        Some("gptq") => {
+            table.refuse("bits", &[json!(4)], "4")?;
+            table.refuse("desc_act", &[json!(false)], "false")?;
+            table.refuse("checkpoint_format", &[json!("gptq"), json!("gptq_v2")], "gptq, gptq_v2")
+        }
+        Some("awq") => {
+            table.refuse("bits", &[json!(4)], "4")?;
+            table.refuse("w_bit", &[json!(4)], "4")?;
+            table.refuse("version", &[json!("gemm"), json!("GEMM")], "gemm")?;
+            table.refuse("zero_point", &[json!(true)], "true")
+        }
+        Some("compressed-tensors") => {
+            let formats = [json!("float-quantized"), json!("naive-quantized")];
+            table.refuse("format", &formats, "float-quantized, naive-quantized")?;
+            match table.table("sparsity_config", "quantization_config.sparsity_config.")? {
+                Some(sparsity) => sparsity.refuse("format", &[json!("dense")], "dense"),
+                None => Ok(()),
+            }
+        }
+        other => refused(
+            "quant_method",
+            other.unwrap_or("unknown"),
+            "bitsandbytes, fp8, mxfp4, gptq, awq, compressed-tensors",
+        ),
     }
 }
 
@@ -194,7 +237,7 @@ mod tests {
             message(&|c| c["num_key_value_heads"] = json!(3)).contains("4 attention heads cannot share 3")
         );
         assert!(matches!(
-            read_spec(&config(|c| c["quantization_config"] = json!({"quant_method": "gptq"}))),
+            read_spec(&config(|c| c["quantization_config"] = json!({"quant_method": "hqq"}))),
             Err(ModelError::Unsupported { .. })
         ));
     }

@@ -7,25 +7,44 @@ pub mod audio;
 pub mod checkpoints;
 pub mod cohere2;
 pub mod config;
+pub mod deepseek_v2;
+pub mod deepseek_v3;
+pub mod experts;
 pub mod family;
 pub mod gemma;
 pub mod gemma2;
 pub mod gemma3;
 pub mod gemma4;
 pub mod glm4;
+pub mod glm4_moe;
+pub mod glm4_moe_lite;
+pub mod gpt_oss;
 pub mod granite;
+pub mod granitemoe;
+pub mod granitemoehybrid;
+pub mod latent;
 pub mod layer;
+pub mod lfm2;
 pub mod llama;
+pub mod minimax_m2;
 pub mod ministral3;
 pub mod mistral;
+pub mod mistral4;
+pub mod mixtral;
 pub mod muse_glimmer;
 pub mod olmo2;
 pub mod olmo3;
+pub mod olmoe;
 pub mod phi3;
 pub mod phi4_multimodal;
 pub mod phi4mm;
 pub mod qwen2;
+pub mod qwen2_moe;
 pub mod qwen3;
+pub mod qwen3_5;
+pub mod qwen3_moe;
+pub mod recurrent;
+pub mod routed;
 pub mod seed_oss;
 pub mod smollm3;
 pub mod spec;
@@ -42,6 +61,9 @@ const FAMILIES: &[Family] = &[
     Family::new("llama", llama::read_spec),
     Family::new("qwen2", qwen2::read_spec),
     Family::new("qwen3", qwen3::read_spec),
+    Family::new("qwen3_5_text", qwen3_5::read_spec).with_partial_rotary(),
+    Family::new("qwen3_5_moe_text", qwen3_5::read_moe_spec).with_partial_rotary(),
+    Family::new("qwen3_next", qwen3_5::read_next_spec).with_partial_rotary(),
     Family::new("mistral", mistral::read_spec),
     Family::new("phi3", phi3::read_spec).with_partial_rotary(),
     PHI4_MULTIMODAL,
@@ -51,6 +73,8 @@ const FAMILIES: &[Family] = &[
     Family::new("gemma3_text", gemma3::read_spec).with_overflow_of_f16(),
     Family::new("smollm3", smollm3::read_spec),
     Family::new("granite", granite::read_spec),
+    Family::new("granitemoehybrid", granitemoehybrid::read_spec),
+    Family::new("lfm2", lfm2::read_spec),
     Family::new("olmo2", olmo2::read_spec),
     Family::new("olmo3", olmo3::read_spec),
     Family::new("glm4", glm4::read_spec).with_partial_rotary(),
@@ -60,6 +84,18 @@ const FAMILIES: &[Family] = &[
     Family::new("gemma4_unified_text", gemma4::read_spec).with_overflow_of_f16(),
     Family::new("muse_glimmer_text", muse_glimmer::read_spec),
     Family { has_dropout: true, ..Family::new("seed_oss", seed_oss::read_spec) },
+    Family::new("qwen3_moe", qwen3_moe::read_spec).with_overflow_of_f16(),
+    Family::new("qwen2_moe", qwen2_moe::read_spec),
+    Family::new("mixtral", mixtral::read_spec),
+    Family::new("olmoe", olmoe::read_spec),
+    Family::new("granitemoe", granitemoe::read_spec),
+    Family::new("gpt_oss", gpt_oss::read_spec).with_overflow_of_f16(),
+    Family::new("glm4_moe", glm4_moe::read_spec).with_partial_rotary().with_overflow_of_f16(),
+    Family::new("minimax_m2", minimax_m2::read_spec).with_partial_rotary(),
+    Family::new("deepseek_v2", deepseek_v2::read_spec),
+    Family::new("deepseek_v3", deepseek_v3::read_spec),
+    Family::new("glm4_moe_lite", glm4_moe_lite::read_spec).with_partial_rotary(),
+    Family::new("mistral4", mistral4::read_spec),
 ];
 
 const PHI4_MULTIMODAL: Family =
@@ -73,6 +109,8 @@ const WRAPPERS: &[(&str, &str, bool)] = &[
     ("gemma4_unified", "gemma4_unified_text", true),
     ("mistral3", "mistral", true),
     ("muse_glimmer", "muse_glimmer_text", false),
+    ("qwen3_5", "qwen3_5_text", false),
+    ("qwen3_5_moe", "qwen3_5_moe_text", false),
 ];
 
 /// The decoder that a `config.json` describes.
@@ -138,6 +176,11 @@ pub fn ignored_keys(config: &Value) -> Result<Vec<String>, ModelError> {
             "`{key}` in config.json is ignored, as in transformers: {name} models rotate whole heads"
         ));
     }
+    let key = "output_router_logits";
+    if config.flag(key, false)? && config.get("router_aux_loss_coef").is_none() {
+        let name = family.name;
+        ignored.push(format!("`{key}` in config.json is ignored: {name} models have no loss of the router"));
+    }
     for key in llama::DROPOUTS.into_iter().filter(|_| family.has_dropout) {
         if let Some(share) = config.scale(key)? {
             ignored.push(format!(
@@ -151,7 +194,7 @@ pub fn ignored_keys(config: &Value) -> Result<Vec<String>, ModelError> {
 
 #[cfg(test)]
 mod tests {
-    use super::layer::{FeedForward, LayerNorms, NormForm};
+    use super::layer::{LayerNorms, NormForm};
     use super::*;
     use serde_json::{Map, json};
     use smidgen_ir::{Activation, Norm, RopeScaling};
@@ -301,8 +344,7 @@ mod tests {
     fn the_first_gemma_says_gelu_and_means_its_approximation() {
         let activation = |model_type: &str, name: &str| {
             let spec = read_spec(&config(model_type, &json!({"head_dim": 16, "hidden_act": name}))).unwrap();
-            let FeedForward::Gated(gated) = &spec.layers[0].feed_forward;
-            gated.activation
+            routed::activation_of(&spec)
         };
         assert_eq!(activation("gemma", "gelu"), Activation::GeluTanh);
         assert_eq!(activation("llama", "gelu"), Activation::Gelu);
@@ -373,12 +415,35 @@ mod tests {
         let small =
             config(family.name, &json!({"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 12}));
         whole.extend(small.as_object().unwrap().clone());
-        if family.name == "ministral3" {
+        // Latent attention has keys of its own for each head.
+        if whole.contains_key("kv_lora_rank") {
+            whole.insert("num_key_value_heads".into(), json!(4));
+            whole.insert("num_experts_per_tok".into(), json!(2));
+            whole.remove("head_dim");
+        }
+        if ["ministral3", "mistral4"].contains(&family.name) {
             let rope = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e6});
             whole.insert("rope_parameters".into(), rope);
         }
         if whole.contains_key("num_kv_shared_layers") {
             whole.insert("num_kv_shared_layers".into(), json!(3));
+        }
+        if family.name == "lfm2" {
+            whole
+                .extend([("full_attn_idxs".into(), json!([1, 3])), ("intermediate_size".into(), json!(900))]);
+        }
+        if family.name == "granitemoehybrid" {
+            let kinds: Vec<&str> =
+                (0..12).map(|layer| if layer % 2 == 0 { "mamba" } else { "attention" }).collect();
+            whole.insert("layer_types".into(), json!(kinds));
+        }
+        if whole.contains_key("decoder_sparse_step") {
+            whole.insert("mlp_only_layers".into(), json!([1]));
+        }
+        if whole.contains_key("enable_moe_block") {
+            whole.extend(
+                ["num_experts", "top_k_experts", "moe_intermediate_size"].map(|key| (key.into(), json!(2))),
+            );
         }
         if whole.contains_key("pad_token_id") {
             whole.insert("pad_token_id".into(), json!(3));
@@ -394,8 +459,14 @@ mod tests {
     }
 
     /// Keys that mean nothing without others, or that only other programs read.
-    const UNREAD: [&str; 4] =
-        ["max_window_layers", "original_max_position_embeddings", "pretraining_tp", "use_sliding_window"];
+    const UNREAD: [&str; 6] = [
+        "mamba_chunk_size",
+        "max_window_layers",
+        "original_max_position_embeddings",
+        "pretraining_tp",
+        "router_aux_loss_coef",
+        "use_sliding_window",
+    ];
 
     /// Each key that a class has a default for changes the decoder, or is refused by its name.
     #[test]
@@ -484,8 +555,7 @@ mod tests {
         assert_eq!((spec.embedding.scale, attention.scale), (8.0, 1.0 / 16.0));
         assert!(spec.final_norm.adds_one() && spec.head.is_tied);
         assert_eq!(spec.layers[1].norms, LayerNorms::around(spec.final_norm));
-        let FeedForward::Gated(gated) = &spec.layers[1].feed_forward;
-        assert_eq!(gated.activation, Activation::GeluTanh);
+        assert_eq!(routed::activation_of(&spec), Activation::GeluTanh);
         let none = json!({"head_dim": 32, "attn_logit_softcapping": null});
         assert_eq!(read_spec(&config("gemma2", &none)).unwrap().attention().unwrap().softcap, None);
     }
@@ -518,8 +588,9 @@ mod tests {
         let refused =
             |model_type: &str, more: Value| read_spec(&config(model_type, &more)).unwrap_err().to_string();
         assert_eq!(
-            refused("llama", json!({"quantization_config": {"quant_method": "gptq"}})),
-            "`quantization_config.quant_method = gptq` in config.json is not supported (supported: bitsandbytes, fp8)"
+            refused("llama", json!({"quantization_config": {"quant_method": "hqq"}})),
+            "`quantization_config.quant_method = hqq` in config.json is not supported \
+             (supported: bitsandbytes, fp8, mxfp4, gptq, awq, compressed-tensors)"
         );
         assert_eq!(
             refused(

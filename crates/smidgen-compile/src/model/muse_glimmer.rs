@@ -6,7 +6,7 @@
 use super::config::Config;
 use super::family::Family;
 use super::gemma::read_like_gemma;
-use super::layer::{LayerNorms, NormForm, NormSpec, NormedChannels, QkNorm};
+use super::layer::{LayerNorms, NormForm, NormSpec, NormedChannels, OutputGate, QkNorm};
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use smidgen_ir::Norm;
@@ -35,7 +35,7 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     Ok(spec.with_attention(|layer, attention| {
         attention.qk_norm = Some(QkNorm { norm, over: NormedChannels::Head, has_weights: false });
         attention.scale *= scale;
-        attention.is_gated = true;
+        attention.gate = OutputGate::Projected;
         let is_rotated = rotates.as_ref().map_or(!is_full(layer), |rotates| rotates[layer]);
         attention.rope = attention.rope.filter(|_| is_rotated);
     }))

@@ -3,8 +3,10 @@
 //! Tensor and module names are those of Hugging Face checkpoints, because files, adapters and messages all use them.
 
 use super::audio::AudioSpec;
+use super::experts::ExpertsSpec;
 use super::layer::{AttentionSpec, GatedSpec, LayerSpec, NormForm, NormedChannels, QkNorm, Rotation};
-pub use super::tensors::{Linear, Tensor};
+use super::recurrent::RecurrentSpec;
+pub use super::tensors::{Linear, LinearKind, Tensor};
 use smidgen_ir::{DType, Extent, Norm, RopeSpec, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +20,8 @@ pub struct DecoderSpec {
     pub ropes: Vec<RopeSpec>,
     pub layers: Vec<LayerSpec>,
     pub final_norm: NormForm,
+    /// The module of the final norm.
+    pub final_norm_path: &'static str,
     pub head: HeadSpec,
     /// Longest sequence that the model was trained for.
     pub max_positions: usize,
@@ -25,6 +29,8 @@ pub struct DecoderSpec {
     pub stored: DType,
     /// The audio encoder, if there is one.
     pub audio: Option<AudioSpec>,
+    /// Layers behind the last that checkpoints have to predict further tokens, and that are not read.
+    pub unread_layers: usize,
 }
 
 /// How tokens become rows of the residual stream.
@@ -68,7 +74,7 @@ pub struct HeadSpec {
 }
 
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
-pub const FINAL_NORM: &str = "model.norm.weight";
+pub const FINAL_NORM: &str = "model.norm";
 /// The table of embeddings for each layer, the projection of the embedded token, and its norm.
 pub const PER_LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer.weight";
 pub const PER_LAYER_PROJECTION: &str = "model.per_layer_model_projection";
@@ -81,6 +87,11 @@ impl DecoderSpec {
     /// Name of the weight of the head.
     pub fn head_tensor(&self) -> &'static str {
         if self.head.is_tied { EMBEDDING } else { UNTIED_HEAD }
+    }
+
+    /// Name of the weight of the final norm.
+    pub fn final_norm_tensor(&self) -> String {
+        format!("{}.weight", self.final_norm_path)
     }
 
     pub fn layer_path(layer: usize, module: &str) -> String {
@@ -159,6 +170,11 @@ impl DecoderSpec {
         self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.attention()?)))
     }
 
+    /// The layers with a recurrent mixer, by their numbers.
+    pub fn recurrents(&self) -> impl Iterator<Item = (usize, &RecurrentSpec)> {
+        self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.recurrent()?)))
+    }
+
     /// Changes the gated feed-forward of every layer that has one.
     pub fn with_gated(self, mut change: impl FnMut(&mut GatedSpec)) -> DecoderSpec {
         self.with_layers(|_, layer| {
@@ -166,6 +182,11 @@ impl DecoderSpec {
                 change(gated);
             }
         })
+    }
+
+    /// The experts of every layer that has some, by its number.
+    pub fn experts(&self) -> impl Iterator<Item = (usize, &ExpertsSpec)> {
+        self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.experts()?)))
     }
 
     /// Changes every layer; the function gets the number of the layer.
@@ -179,11 +200,12 @@ impl DecoderSpec {
         let of_layers = self.layers.iter().enumerate().flat_map(|(index, layer)| {
             let linears = layer.linears(self.hidden).into_iter();
             linears.map(move |linear| Linear {
-                path: Self::layer_path(index, linear.path),
+                path: Self::layer_path(index, &linear.path),
                 n: linear.n,
                 k: linear.k,
                 bias: linear.bias,
                 layer: Some(index),
+                kind: linear.kind,
             })
         });
         let (n, k) = (self.vocabulary, self.hidden);
@@ -193,12 +215,10 @@ impl DecoderSpec {
             k,
             bias: false,
             layer: None,
+            kind: LinearKind::Dense,
         });
-        projection
-            .into_iter()
-            .chain(of_layers)
-            .chain([Linear { path: HEAD.into(), n, k, bias: false, layer: None }])
-            .collect()
+        let head = Linear { path: HEAD.into(), n, k, bias: false, layer: None, kind: LinearKind::Dense };
+        projection.into_iter().chain(of_layers).chain([head]).collect()
     }
 
     /// The linears of the decoder, then those of the audio encoder.
@@ -224,8 +244,8 @@ impl DecoderSpec {
             }
         }
         for (index, layer) in self.layers.iter().enumerate() {
-            for (name, size) in layer.vectors(self.hidden) {
-                tensors.push(tensor(Self::layer_path(index, &name), Shape::vector(size), Some(index)));
+            for (name, shape) in layer.tensors(self.hidden) {
+                tensors.push(tensor(Self::layer_path(index, &name), shape, Some(index)));
             }
         }
         if let Some(PerLayerEmbedding { vocabulary, width, .. }) = self.embedding.per_layer {
@@ -233,11 +253,11 @@ impl DecoderSpec {
             tensors.push(tensor(PER_LAYER_EMBEDDING.into(), shape, None));
             tensors.push(tensor(PER_LAYER_NORM.into(), Shape::vector(width), None));
         }
-        tensors.push(tensor(FINAL_NORM.into(), Shape::vector(self.hidden), None));
+        tensors.push(tensor(self.final_norm_tensor(), Shape::vector(self.hidden), None));
         tensors
     }
 
-    /// Whether published checkpoints have this tensor, and no layer reads it.
+    /// Whether published checkpoints have this tensor, and no layer reads it. Layers that predict further tokens stay on disk.
     pub fn is_unread(&self, name: &str) -> bool {
         let of_layer = |(index, attention): (usize, &AttentionSpec)| {
             attention.unread().iter().any(|path| {
@@ -245,7 +265,9 @@ impl DecoderSpec {
                 name.strip_prefix(&module).is_some_and(|rest| rest.starts_with('.'))
             })
         };
-        self.attentions().any(of_layer)
+        let further = self.layers.len()..self.layers.len() + self.unread_layers;
+        let is_further = |layer: usize| name.starts_with(&Self::layer_path(layer, ""));
+        name.starts_with("mtp.") || self.attentions().any(of_layer) || further.into_iter().any(is_further)
     }
 
     pub fn parameters(&self) -> usize {
@@ -272,10 +294,12 @@ pub(crate) mod tests {
             ropes: vec![RopeSpec::plain(1e4, 8)],
             layers: vec![LayerSpec::like_llama(4, 2, 8, 24, 1e-5); 2],
             final_norm: NormForm::Rms(Norm { eps: 1e-5, plus_one: false }),
+            final_norm_path: FINAL_NORM,
             head: HeadSpec { is_tied: false, scale: 1.0, softcap: None },
             max_positions: 64,
             stored: DType::F32,
             audio: None,
+            unread_layers: 0,
         }
     }
 

@@ -12,6 +12,28 @@ pub struct Linear {
     pub k: usize,
     pub bias: bool,
     pub layer: Option<usize>,
+    pub kind: LinearKind,
+}
+
+/// What a linear does in its layer, which decides who adapts and quantizes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinearKind {
+    #[default]
+    Dense,
+    /// Scores experts. It is adapted only by name, and never quantized.
+    Router,
+    /// Holds the matrices of so many experts, one after the other. It is adapted by the name `experts`.
+    Experts(usize),
+}
+
+impl LinearKind {
+    /// How many matrices the linear holds.
+    pub fn matrices(self) -> usize {
+        match self {
+            LinearKind::Experts(experts) => experts,
+            LinearKind::Dense | LinearKind::Router => 1,
+        }
+    }
 }
 
 /// A tensor that the checkpoint must contain.

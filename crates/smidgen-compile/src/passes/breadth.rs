@@ -172,6 +172,7 @@ fn pass(
     let ty = graph.value(value).ty.clone();
     let rows = match ty.shape.0.first() {
         Some(Dim::Tokens) => step.tokens,
+        Some(Dim::Routed(times)) => step.tokens * times,
         Some(Dim::Rows) => step.rows,
         Some(Dim::Audio(times)) => step.audio * times,
         other => panic!("`{}` with {other:?} rows cannot be carried", graph.value(value).name),

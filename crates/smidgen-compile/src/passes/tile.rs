@@ -55,10 +55,10 @@ fn stretches(graph: &Graph, nodes: &[Node]) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut first = 0;
     for end in 1..=nodes.len() {
-        // Audio rows are not tokens.
+        // Audio rows are not tokens, and rows sorted by expert are in no order of tokens.
         let has_tokens = |node: &Node| {
             let first = node.inputs.first().and_then(|input| graph.value(*input).ty.shape.0.first());
-            !matches!(first, Some(Dim::Audio(_)))
+            !matches!(first, Some(Dim::Audio(_) | Dim::Routed(_)))
         };
         let can_tile =
             |node: &Node| node.op.has(Property::TokenLocal) && node.layer.is_some() && has_tokens(node);

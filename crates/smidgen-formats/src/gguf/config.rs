@@ -39,10 +39,6 @@ pub struct DescribedModel {
 pub fn described_model(parts: &dyn Parts) -> Result<DescribedModel, GgufModelProblem> {
     let metadata = parts.metadata();
     let architecture = architecture_of(metadata)?;
-    if let Some(count) = metadata.whole("split.count")?.filter(|count| *count > 1) {
-        let number = metadata.whole("split.no")?.unwrap_or(0) + 1;
-        return Err(GgufModelProblem::Split { number, count });
-    }
     let keys = Keys { metadata, architecture };
     keys.refuse_unknown()?;
     let sizes = Sizes::read(&keys, parts)?;

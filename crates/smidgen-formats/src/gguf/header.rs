@@ -198,7 +198,7 @@ fn read_tensor(reader: &mut Reader<'_>, position: u64, alignment: u64) -> Result
         return Err(GgufProblem::Unaligned { tensor: name, offset, alignment });
     }
     let dims = dims.iter().rev().map(|&extent| extent as usize).collect();
-    Ok(Described { tensor: GgufTensor { name, dims, storage, file_offset: 0, bytes }, offset })
+    Ok(Described { tensor: GgufTensor { name, dims, storage, file: 0, file_offset: 0, bytes }, offset })
 }
 
 /// Fills in the offsets from the start of the file, and checks that all tensors are inside the file and do

@@ -1,6 +1,7 @@
 //! GGUF, the model format of llama.cpp: one file with metadata, tokenizer and block-quantized weights.
-//! A file is opened for reads by offset: the header is read and checked, the data stays on disk.
-//! Left out: big-endian files, version 1, models split over several files, and decoding blocks.
+//! A file is opened for reads by offset: the header is read and checked, the data stays on disk. With the first file of a
+//! model that is split over several (`split.rs`), the others are opened too.
+//! Left out: big-endian files, version 1, and decoding blocks.
 
 pub mod architecture;
 pub mod config;
@@ -10,6 +11,7 @@ pub mod model;
 pub mod model_problem;
 pub mod problem;
 pub mod rope_divisors;
+mod split;
 pub mod tensor;
 pub mod tensor_names;
 pub mod value;
@@ -20,6 +22,7 @@ use std::path::Path;
 
 use header::{Header, read_header};
 pub use problem::{GgufError, GgufProblem};
+use split::open_others;
 pub use tensor::GgufTensor;
 pub use value::{Metadata, MetadataProblem, Value};
 
@@ -28,6 +31,8 @@ use crate::open_file::{InFile, OpenFile};
 #[derive(Debug)]
 pub struct GgufFile {
     file: OpenFile,
+    /// The other files of a split model, in their order.
+    others: Vec<OpenFile>,
     alignment: u64,
     data_offset: u64,
     metadata: Metadata,
@@ -45,8 +50,9 @@ impl GgufFile {
         &self.file.path
     }
 
+    /// Bytes of all files.
     pub fn file_bytes(&self) -> u64 {
-        self.file.bytes
+        self.file.bytes + self.others.iter().map(|file| file.bytes).sum::<u64>()
     }
 
     pub fn alignment(&self) -> u64 {
@@ -68,7 +74,7 @@ impl GgufFile {
         self.metadata = Metadata::default();
     }
 
-    /// All tensors, in header order.
+    /// All tensors, in the order of the headers.
     pub fn tensors(&self) -> &[GgufTensor] {
         &self.tensors
     }
@@ -92,16 +98,18 @@ impl GgufFile {
         byte_offset: u64,
         destination: &mut [u8],
     ) -> Result<(), GgufError> {
-        self.file.read_tensor((&tensor.name, tensor.file_offset, tensor.bytes), byte_offset, destination)
+        let file = tensor.file.checked_sub(1).map_or(&self.file, |other| &self.others[other]);
+        file.read_tensor((&tensor.name, tensor.file_offset, tensor.bytes), byte_offset, destination)
     }
 }
 
 fn open_checked(path: &Path) -> Result<GgufFile, GgufProblem> {
     let file = OpenFile::open(path)?;
-    let Header { metadata, tensors, alignment, data_offset } = read_header(&file)?;
+    let Header { metadata, mut tensors, alignment, data_offset } = read_header(&file)?;
+    let others = open_others(path, &metadata, &mut tensors)?;
     let by_name =
         tensors.iter().enumerate().map(|(position, tensor)| (tensor.name.clone(), position)).collect();
-    Ok(GgufFile { file, alignment, data_offset, metadata, tensors, by_name })
+    Ok(GgufFile { file, others, alignment, data_offset, metadata, tensors, by_name })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Nothing is guessed: an unknown architecture, key or tensor is refused with its name, because ignoring it
 //! would silently compute another model.
 //! Settings that GGUF does not store are lost, such as the sliding window of the first Mistral.
-//! Left out: mixtures of experts, models in several files, and the tokenizer.
+//! Left out: mixtures of experts, and the tokenizer.
 
 use std::collections::BTreeMap;
 

@@ -17,8 +17,6 @@ pub enum GgufModelProblem {
     Metadata(#[from] MetadataProblem),
     #[error("the architecture `{got}` is not supported (supported: {supported})")]
     UnknownArchitecture { got: String, supported: String },
-    #[error("this is file {number} of {count} of a split model; merge them with `llama-gguf-split --merge`")]
-    Split { number: u64, count: u64 },
     #[error("`{key} = {got}` is not supported (supported: {supported})")]
     Unsupported { key: String, got: String, supported: &'static str },
     #[error("`{key} = {got}` is not supported for architecture `{architecture}`")]

@@ -5,6 +5,7 @@
 use thiserror::Error;
 
 use super::tensor::supported_types;
+use super::value::MetadataProblem;
 use crate::open_file::{FileProblem, InFile};
 use smidgen_ir::grouped_digits::Grouped;
 
@@ -14,6 +15,20 @@ pub type GgufError = InFile<GgufProblem>;
 pub enum GgufProblem {
     #[error(transparent)]
     File(#[from] FileProblem),
+    #[error(transparent)]
+    Metadata(#[from] MetadataProblem),
+    #[error("this is file {number} of {count} of a split model; name the first one{}", first.as_ref().map(|name| format!(", `{name}`")).unwrap_or_default())]
+    NotTheFirst { number: u64, count: u64, first: Option<String> },
+    #[error(
+        "this is the first of {count} files of a split model, and its name does not end with `{expected}`, by which the others would be found"
+    )]
+    SplitName { count: u64, expected: String },
+    #[error("`{name}` beside it, a file of the same model: {problem}")]
+    InPart { name: String, problem: Box<GgufProblem> },
+    #[error("the metadata does not say that it is file {number} of {count} of a split model")]
+    OtherSplit { number: u64, count: u64 },
+    #[error("the files of the split model have {got} tensors, and `split.tensors.count` is {expected}")]
+    SplitTensors { expected: u64, got: usize },
     #[error(
         "the file is truncated: {what} needs {} bytes at {}, the file has {}; download it again",
         Grouped(*needed_bytes), Grouped(*at), Grouped(*file_bytes)

@@ -29,6 +29,8 @@ pub struct AdapterConfig {
     pub target_modules: Value,
     pub bias: Bias,
     pub fan_in_fan_out: bool,
+    /// Parameters that are no weights of linears: those of all experts.
+    pub target_parameters: Vec<String>,
     pub modules_to_save: Option<Vec<String>>,
     pub init_lora_weights: Value,
     pub use_rslora: bool,
@@ -162,6 +164,9 @@ impl AdapterConfig {
             ("use_dora", self.use_dora.into()),
             ("use_rslora", self.use_rslora.into()),
         ]);
+        if !self.target_parameters.is_empty() {
+            keys.insert("target_parameters", self.target_parameters.clone().into());
+        }
         if let Some(FourierConfig { reg_weight, init_sigma }) = self.fourier {
             keys.insert("peft_type", "LSLORA".into());
             keys.insert("fourier_position", FOURIER_POSITION.into());
@@ -215,6 +220,7 @@ impl Default for AdapterConfig {
             target_modules: Value::Null,
             bias: Bias::None,
             fan_in_fan_out: false,
+            target_parameters: Vec::new(),
             modules_to_save: None,
             init_lora_weights: Value::Bool(true),
             use_rslora: false,
@@ -294,6 +300,7 @@ config_json! {
     target_modules: Value,
     bias: Bias,
     fan_in_fan_out: bool,
+    target_parameters: Vec<String>,
     modules_to_save: Vec<String>,
     init_lora_weights: Value,
     use_rslora: bool,

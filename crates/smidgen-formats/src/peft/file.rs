@@ -13,6 +13,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::config::{AdapterConfig, AdapterConfigError};
+use super::experts;
 use super::key::{AdapterKey, unwrapped_key};
 use super::unsupported::UnsupportedAdapter;
 use crate::element::Element;
@@ -96,7 +97,7 @@ impl AdapterFile {
                 element: tensor.element,
             });
         }
-        let keys = read_keys(&file);
+        let keys = read_keys(&file, &config);
         let is_wrapped = (file.tensors().iter()).any(|tensor| unwrapped_key(&tensor.name) != tensor.name);
         let config = AdapterConfig { is_wrapped, ..config };
         let positions = keys.iter().cloned().zip(0..).collect();
@@ -132,7 +133,7 @@ impl AdapterFile {
 
 /// The keys of a file. `q_proj.bias` of an adapted module becomes `q_proj.base_layer.bias`, unless the file
 /// has both.
-fn read_keys(file: &SafetensorsFile) -> Vec<AdapterKey> {
+fn read_keys(file: &SafetensorsFile, config: &AdapterConfig) -> Vec<AdapterKey> {
     let names: BTreeSet<String> = file.tensors().iter().map(|tensor| unwrapped_key(&tensor.name)).collect();
     let has = |key: &AdapterKey| names.contains(&key.to_string());
     let key_of = |name: &str| match AdapterKey::parse(&unwrapped_key(name)) {
@@ -142,5 +143,10 @@ fn read_keys(file: &SafetensorsFile) -> Vec<AdapterKey> {
         }
         key => key,
     };
-    file.tensors().iter().map(|tensor| key_of(&tensor.name)).collect()
+    let targets = &config.target_parameters;
+    let parameter = |key: AdapterKey| {
+        let of_experts = experts::with_path(&key, |path| experts::parameter_path(path, targets));
+        of_experts.filter(|_| !targets.is_empty()).unwrap_or(key)
+    };
+    file.tensors().iter().map(|tensor| parameter(key_of(&tensor.name))).collect()
 }

@@ -4,6 +4,7 @@
 //! Left out: other kinds of PEFT, matching `target_modules` against a model, and the math.
 
 mod config;
+mod experts;
 mod file;
 mod key;
 mod kind;
@@ -20,6 +21,7 @@ mod config_tests;
 mod file_tests;
 
 pub use config::{AdapterConfig, AdapterConfigError, Bias, FourierConfig, ModuleScales};
+pub use experts::{is_of_experts, key_in_file};
 pub use file::{AdapterError, AdapterFile};
 pub use key::AdapterKey;
 pub use kind::StoredKind;

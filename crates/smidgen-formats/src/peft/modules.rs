@@ -9,6 +9,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::config::ModuleScales;
+use super::experts::is_of_experts;
 use super::file::AdapterFile;
 use super::key::AdapterKey;
 use super::kind::StoredKind;
@@ -183,6 +184,11 @@ fn read_module(
     let rank = scales.rank_for(path);
     let (columns, rows) = match (a.shape(), b.shape()) {
         (&[a_rank, columns], &[rows, b_rank]) if a_rank == rank && b_rank == rank => (columns, rows),
+        (&[a_rank, columns], &[rows, b_rank])
+            if is_of_experts(path) && a_rank == b_rank && a_rank.is_multiple_of(rank) =>
+        {
+            (columns, rows)
+        }
         _ => {
             problems.push(format!(
                 "`{path}` has A {:?} and B {:?}, the config sets its rank to {rank}",

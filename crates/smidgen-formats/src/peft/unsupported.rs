@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::config::AdapterConfig;
+use super::experts;
 
 /// One key of the config, and the reason why it is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ impl fmt::Display for UnsupportedAdapter {
 }
 
 /// These keys are off if they are absent, null, false or empty.
-const VARIANTS: [Unsupported; 12] = [
+const VARIANTS: [Unsupported; 11] = [
     Unsupported { key: "alora_invocation_tokens", reason: "the adapter acts only after certain tokens" },
     Unsupported { key: "arrow_config", reason: "a router mixes several adapters" },
     Unsupported { key: "kasa_config", reason: "the base weights lose their smallest singular values first" },
@@ -45,10 +46,6 @@ const VARIANTS: [Unsupported; 12] = [
         reason: "the linear layers are split over devices, as in Megatron",
     },
     Unsupported { key: "monteclora_config", reason: "A and B are drawn at random around what is stored" },
-    Unsupported {
-        key: "target_parameters",
-        reason: "parameters other than the weights of linear layers are adapted",
-    },
     Unsupported { key: "trainable_token_indices", reason: "single rows of the embedding were trained" },
     Unsupported { key: "use_bdlora", reason: "A or B is block-diagonal and stored as its blocks" },
     Unsupported { key: "use_qalora", reason: "the input is averaged in groups before A" },
@@ -81,6 +78,12 @@ impl AdapterConfig {
             changes_base,
             "init_lora_weights",
             "this initialization changed the base weights, which the adapter needs",
+        );
+        let is_other = |target: &String| !experts::is_parameter(target);
+        add(
+            self.target_parameters.iter().any(is_other),
+            "target_parameters",
+            "parameters other than those of experts are adapted",
         );
         add(self.fan_in_fan_out, "fan_in_fan_out", "the base weights are stored transposed, as GPT-2's are");
         add(self.fourier.is_some() && self.use_dora, "use_dora", "LS-LoRA has no magnitudes");

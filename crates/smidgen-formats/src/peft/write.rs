@@ -11,6 +11,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::config::AdapterConfig;
+use super::experts;
 use super::file::{CONFIG_FILE, WEIGHTS_FILE};
 use super::key::{AdapterKey, wrapped_key};
 use super::pattern::PatternError;
@@ -62,10 +63,11 @@ pub fn write_adapter(
 ) -> Result<(), WriteAdapterError> {
     check_agreement(config, tensors)?;
     make_folder(folder)?;
+    let modules: BTreeSet<&str> = tensors.iter().filter_map(|tensor| tensor.key.module()).collect();
     let specs: Vec<TensorSpec> = tensors
         .iter()
         .map(|tensor| TensorSpec {
-            name: if config.is_wrapped { wrapped_key(&tensor.key) } else { tensor.key.to_string() },
+            name: name_in_file(config, &tensor.key, &modules),
             element: tensor.element,
             shape: tensor.shape.clone(),
         })
@@ -75,6 +77,12 @@ pub fn write_adapter(
     text.write(|writer| writer.write_all(config.to_json().as_bytes()))?;
     // The config comes last, because readers recognize an adapter by its config.
     Ok(commit_together(vec![weights, text])?)
+}
+
+/// The key of a tensor in the file.
+fn name_in_file(config: &AdapterConfig, key: &AdapterKey, modules: &BTreeSet<&str>) -> String {
+    let key = experts::key_in_file(key, modules);
+    if config.is_wrapped { wrapped_key(&key) } else { key.to_string() }
 }
 
 fn make_folder(folder: &Path) -> Result<(), WriteAdapterError> {
@@ -109,7 +117,10 @@ pub fn check_agreement(config: &AdapterConfig, tensors: &[AdapterTensor]) -> Res
         );
         if let Some(module) = tensor.key.module().filter(|_| has_rank) {
             let rank = listed.rank_for(module);
-            if tensor.key.rank_of(&tensor.shape) != Some(rank) {
+            let found = tensor.key.rank_of(&tensor.shape);
+            let is_of_all = experts::is_of_experts(module);
+            let has_rank = |found: usize| found == rank || (is_of_all && found.is_multiple_of(rank));
+            if !found.is_some_and(has_rank) {
                 return Err(WriteAdapterError::RankDisagrees {
                     key: tensor.key.clone(),
                     shape: tensor.shape.clone(),
@@ -125,7 +136,8 @@ pub fn check_agreement(config: &AdapterConfig, tensors: &[AdapterTensor]) -> Res
         .filter_map(|tensor| tensor.key.module())
         .collect();
     for module in modules {
-        if !is_targeted(&config.target_modules, module) {
+        let parameters = Value::from(config.target_parameters.clone());
+        if !is_targeted(&config.target_modules, module) && !is_targeted(&parameters, module) {
             return Err(WriteAdapterError::ModuleNotTargeted { module: module.to_string() });
         }
         for (name, listed, sorted) in [

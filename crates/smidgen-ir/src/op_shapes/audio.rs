@@ -49,19 +49,6 @@ impl Rule<'_> {
         self.same_as_first()
     }
 
-    pub(crate) fn causal_conv(&self, backward: bool) -> Result<Vec<Type>, ShapeError> {
-        self.count(if backward { 3 } else { 4 }, 0)?;
-        let (rows, c) = self.activation(0)?;
-        self.equal("rows", rows, Dim::Audio(1))?;
-        self.marks(1)?;
-        let (channels, _) = self.weight(2)?;
-        self.equal("channels", channels, c)?;
-        if !backward {
-            self.real_vector(self.inputs[3], c)?;
-        }
-        self.same_as_first()
-    }
-
     pub(crate) fn chunk_attention(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
         self.count(5, 0)?;
         let (c, _) = self.attention_channels(shape)?;

@@ -3,6 +3,7 @@
 //! So the rows may be those of tokens, of supervised tokens or of audio.
 
 use super::{Rule, ShapeError};
+use crate::op_attributes::HeadPart;
 use crate::shape::{Dim, Shape, Type};
 use crate::storage::{DType, Storage};
 
@@ -119,41 +120,89 @@ impl Rule<'_> {
 
     pub(crate) fn scale_by(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 0)?;
-        self.activation(0)?;
-        self.real_vector(self.inputs[1], 1)?;
+        let (_, c) = self.activation(0)?;
+        self.factors(&self.inputs[1].shape, c)?;
+        self.require(self.inputs[1].storage.is_real(), || format!("factors stored as {}", self.inputs[1]))?;
         self.same_as_first()
+    }
+
+    /// One number for each of several equal groups of channels.
+    fn factors(&self, shape: &Shape, channels: usize) -> Result<(), ShapeError> {
+        let fits = matches!(shape.0.as_slice(), [Dim::Const(n)] if *n > 0 && channels.is_multiple_of(*n));
+        self.require(fits, || format!("factors {shape} of {channels} channels"))
     }
 
     pub(crate) fn scale_by_grad(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 1)?;
         let shape = self.activation(0)?;
         self.equal("operands", shape, self.activation(1)?)?;
-        self.f32_update(0, &Shape::vector(1))?;
+        self.factors(&self.updates[0].shape, shape.1)?;
+        self.f32_update(0, &self.updates[0].shape)?;
         Ok(vec![])
     }
 
-    pub(crate) fn slice_columns(&self, first: usize, columns: usize) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn slice_columns(
+        &self,
+        first: usize,
+        columns: usize,
+        groups: usize,
+    ) -> Result<Vec<Type>, ShapeError> {
         self.count(1, 0)?;
         let (rows, c) = self.activation(0)?;
-        self.require(columns > 0 && first + columns <= c, || format!("columns {first}+{columns} of {c}"))?;
-        Ok(vec![self.like_first(Shape::of(rows, columns))])
+        let fits = groups > 0 && c.is_multiple_of(groups) && columns > 0 && first + columns <= c / groups;
+        self.require(fits, || format!("columns {first}+{columns} of {c} in {groups} groups"))?;
+        Ok(vec![self.like_first(Shape::of(rows, groups * columns))])
     }
 
     /// Parts are in order and do not overlap.
-    pub(crate) fn place_columns(&self, firsts: &[usize], columns: usize) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn place_columns(
+        &self,
+        firsts: &[usize],
+        columns: usize,
+        groups: usize,
+    ) -> Result<Vec<Type>, ShapeError> {
         self.count(firsts.len(), 0)?;
         self.require(!firsts.is_empty(), || "no parts".into())?;
         let ((rows, _), mut end) = (self.activation(0)?, 0);
         for (part, first) in firsts.iter().enumerate() {
             let (part_rows, c) = self.activation(part)?;
             self.equal("rows", part_rows, rows)?;
+            self.require(groups > 0 && c.is_multiple_of(groups), || {
+                format!("{c} columns in {groups} groups")
+            })?;
             self.require(*first >= end, || {
                 format!("part {part} begins at {first}, the one before ends at {end}")
             })?;
-            end = first + c;
+            end = first + c / groups;
         }
         self.require(end <= columns, || format!("parts up to {end} of {columns} columns"))?;
-        Ok(vec![self.like_first(Shape::of(rows, columns))])
+        Ok(vec![self.like_first(Shape::of(rows, groups * columns))])
+    }
+
+    /// Parts are in the order of their places and do not overlap there.
+    pub(crate) fn place_heads(
+        &self,
+        heads: usize,
+        head_dim: usize,
+        parts: &[HeadPart],
+    ) -> Result<Vec<Type>, ShapeError> {
+        self.count(parts.len(), 0)?;
+        self.require(!parts.is_empty(), || "no parts".into())?;
+        let ((rows, _), mut end) = (self.activation(0)?, 0);
+        for (index, part) in parts.iter().enumerate() {
+            let (part_rows, channels) = self.activation(index)?;
+            self.equal("rows", part_rows, rows)?;
+            let is_matched = part.heads == heads || part.heads == 1 || (heads == 1 && part.heads > 0);
+            let fits = is_matched
+                && channels.is_multiple_of(part.heads)
+                && part.columns > 0
+                && part.from + part.columns <= channels / part.heads;
+            self.require(fits, || format!("{part} for {heads} heads, of {channels} channels"))?;
+            self.require(part.to >= end, || format!("{part}, where the part before ends at {end}"))?;
+            end = part.to + part.columns;
+        }
+        self.require(heads > 0 && end <= head_dim, || format!("parts up to {end} of {head_dim} channels"))?;
+        Ok(vec![self.like_first(Shape::of(rows, heads * head_dim))])
     }
 
     /// The weight of a norm, or the size of its groups if it has none.

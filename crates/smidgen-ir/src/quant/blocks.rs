@@ -1,13 +1,34 @@
-//! GGUF blocks element by element, and the encoder of q8_0.
+//! Blocks element by element, and the encoder of q8_0.
 //!
 //! Layouts and arithmetic are ggml's: one scale, or a scale and a minimum, in f16 for 32 elements; the K
 //! formats have 256 with a small scale for each 16 or 32 of them. Nibbles hold element j low and
-//! element j + 16 (or + 32) high.
-//! Left out: encoders of the other formats, which search for the best scales.
+//! element j + 16 (or + 32) high; in the blocks of GPTQ, neighbouring elements share a byte.
+//! Left out: the encoders that search for the best scales (`k_blocks.rs`).
 
 use super::{largest_magnitude, read_f16};
 use crate::Block;
 use half::f16;
+
+/// What the codes of iq4_nl and iq4_xs mean.
+pub const IQ4_NUMBERS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// Twice what the codes of mxfp4 mean.
+pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// The numbers of a table as floats.
+pub const fn floats_of(numbers: &[i8; 16]) -> [f32; 16] {
+    let (mut floats, mut at) = ([0.0; 16], 0);
+    while at < 16 {
+        floats[at] = numbers[at] as f32;
+        at += 1;
+    }
+    floats
+}
+
+/// Half of the power of two that a byte means: 2^(byte - 128), so that it multiplies doubled codes.
+pub const fn half_power(byte: u8) -> f32 {
+    f32::from_bits(if byte < 2 { 0x0020_0000 << byte } else { (byte as u32 - 1) << 23 })
+}
 
 /// Decodes elements `first..first + target.len()` of blocks that follow each other.
 pub fn decode(block: Block, bytes: &[u8], first: usize, target: &mut [f32]) {
@@ -25,7 +46,10 @@ pub fn decode(block: Block, bytes: &[u8], first: usize, target: &mut [f32]) {
 
 fn decode_block(block: Block, bytes: &[u8], target: &mut [f32]) {
     let scale = match block {
+        Block::Q2K => read_f16(bytes, 80),
+        Block::Q3K => read_f16(bytes, 108),
         Block::Q6K => read_f16(bytes, 208),
+        Block::Mxfp4 => half_power(bytes[0]),
         _ => read_f16(bytes, 0),
     };
     let minimum = || read_f16(bytes, 2);
@@ -45,6 +69,28 @@ fn decode_block(block: Block, bytes: &[u8], target: &mut [f32]) {
                 let fifth = bytes[16 + at % 32] >> (at / 32) & 1;
                 let code = nibble_of_64(&bytes[48..], at) | fifth << 4;
                 scale * sub_scale * f32::from(code) - minimum() * sub_minimum
+            }
+            Block::Q2K => {
+                let sub = bytes[at / 16];
+                let code = bytes[16 + at / 128 * 32 + at % 32] >> (at % 128 / 32 * 2) & 3;
+                let minimum = read_f16(bytes, 82) * f32::from(sub >> 4);
+                scale * f32::from(sub & 15) * f32::from(code) - minimum
+            }
+            Block::Q3K => {
+                let pair = bytes[32 + at / 128 * 32 + at % 32] >> (at % 128 / 32 * 2) & 3;
+                let third = bytes[at % 32] >> (at / 32) & 1;
+                let sub_scale = f32::from(q3_scale(&bytes[96..108], at / 16));
+                scale * sub_scale * (f32::from(pair | third << 2) - 4.0)
+            }
+            Block::Iq4Nl => scale * f32::from(IQ4_NUMBERS[usize::from(nibble_of_32(&bytes[2..], at))]),
+            Block::Iq4Xs => {
+                let code = nibble_of_32(&bytes[8 + at / 32 * 16..], at % 32);
+                scale * f32::from(iq4_scale(bytes, at / 32)) * f32::from(IQ4_NUMBERS[usize::from(code)])
+            }
+            Block::Mxfp4 => scale * f32::from(E2M1_DOUBLED[usize::from(nibble_of_32(&bytes[1..], at))]),
+            Block::Int4By32 | Block::Int4By128 => {
+                let code = bytes[4 + at / 2] >> (4 - at % 2 * 4) & 15;
+                scale * (f32::from(code) - f32::from(bytes[2]))
             }
             Block::Q6K => {
                 // In a half of 128, parts of 32 share bytes: low nibbles for two of them, high for two.
@@ -82,6 +128,20 @@ fn six_bit_scales(bytes: &[u8], index: usize) -> (f32, f32) {
         (low & 15 | bytes[index - 4] >> 6 << 4, low >> 4 | bytes[index] >> 6 << 4)
     };
     (f32::from(scale), f32::from(minimum))
+}
+
+/// Scale of a sub-block of q3_k: six bits in twelve bytes, minus 32.
+pub fn q3_scale(bytes: &[u8], index: usize) -> i8 {
+    let low = bytes[index % 8] >> (index / 8 * 4) & 15;
+    let high = bytes[8 + index % 4] >> (index / 4 * 2) & 3;
+    (low | high << 4) as i8 - 32
+}
+
+/// Scale of a sub-block of iq4_xs: four bits and two bits, which follow the scale of the block, minus 32.
+pub fn iq4_scale(bytes: &[u8], index: usize) -> i8 {
+    let low = bytes[4 + index / 2] >> (index % 2 * 4) & 15;
+    let high = bytes[2 + index / 4] >> (index % 4 * 2) & 3;
+    (low | high << 4) as i8 - 32
 }
 
 /// Encodes 32 elements. Codes come from the scale before it is rounded to f16.

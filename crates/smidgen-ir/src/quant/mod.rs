@@ -1,9 +1,9 @@
 //! Quantized storages, element by element: reference decoders and encoders, the same on every device.
 //!
 //! Scalar and safe: devices have fast decoders of their own, which must give the same bits, and loaders
-//! encode once. 4-bit and int8 codes are those of bitsandbytes on the CPU, q8_0 is ggml's, fp8 is e4m3.
+//! encode once. 4-bit and int8 codes are those of bitsandbytes on the CPU, blocks are ggml's, fp8 is e4m3.
 //! Tensors are read by range and written piece by piece, so that a caller never needs all f32 at once.
-//! Left out: encoders of fp8 with scales of squares and of the GGUF formats other than q8_0, which only occur in files.
+//! Left out: encoders of fp8 with scales of squares and of most blocks, which only occur in files.
 
 pub mod blocks;
 pub mod bnb4;
@@ -11,6 +11,7 @@ pub mod cascade_sum;
 pub mod dynamic_map;
 pub mod fp8;
 pub mod int8;
+pub mod k_blocks;
 pub mod nearest_code;
 
 use crate::storage::{BNB4_BLOCK, DYNAMIC8_BLOCK, bnb4_parts, row_scales};
@@ -86,7 +87,7 @@ pub fn can_encode(storage: Storage) -> bool {
             | Storage::Int8Rows
             | Storage::Fp8Rows
             | Storage::Bnb4 { .. }
-            | Storage::Gguf(Block::Q8_0)
+            | Storage::Gguf(Block::Q8_0 | Block::Q4K | Block::Q5K | Block::Q6K)
     )
 }
 
@@ -262,8 +263,14 @@ impl EncodingPart<'_> {
                 }
             }
             Storage::Gguf(block) => {
+                let encode = match block {
+                    Block::Q4K => k_blocks::encode_q4_k,
+                    Block::Q5K => k_blocks::encode_q5_k,
+                    Block::Q6K => k_blocks::encode_q6_k,
+                    _ => blocks::encode_q8_0,
+                };
                 for (values, target) in values.chunks_exact(unit).zip(codes.chunks_exact_mut(block.bytes())) {
-                    blocks::encode_q8_0(values, target);
+                    encode(values, target);
                 }
             }
             Storage::Dynamic8 { .. } | Storage::Fp8Blocks => unreachable!("`begin` refuses {}", self.storage),
@@ -360,8 +367,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_encoded_is_refused_by_name() {
-        let error = encode(Storage::Gguf(Block::Q4K), 1, 256, &[0.0; 256]).unwrap_err();
-        assert_eq!(error.to_string(), "nothing encodes weights as q4_k");
+        let error = encode(Storage::Gguf(Block::Q3K), 1, 256, &[0.0; 256]).unwrap_err();
+        assert_eq!(error.to_string(), "nothing encodes weights as q3_k");
         let error = encode(Storage::Gguf(Block::Q8_0), 1, 40, &[0.0; 40]).unwrap_err();
         assert_eq!(error.to_string(), "rows of 40 elements cannot be stored as q8_0, whose blocks hold 32");
     }

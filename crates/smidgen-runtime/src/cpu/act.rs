@@ -96,6 +96,7 @@ fn gate_lanes(kind: Activation, x: Lanes) -> (Lanes, Lanes) {
                 slope[lane] = value[lane] * (1.0 - value[lane]);
             }
         }
+        Activation::Identity => (value, slope) = (x, [1.0; LANES]),
         Activation::ClampedSwiglu { limit, alpha } => {
             let (mut clamped, mut argument) = ([0.0; LANES], [0.0; LANES]);
             for lane in 0..LANES {
@@ -262,8 +263,14 @@ mod tests {
     use super::*;
 
     const CLAMPED: Activation = Activation::ClampedSwiglu { limit: 1.5, alpha: 1.702 };
-    const KINDS: [Activation; 5] =
-        [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Sigmoid, CLAMPED];
+    const KINDS: [Activation; 6] = [
+        Activation::Silu,
+        Activation::GeluTanh,
+        Activation::Gelu,
+        Activation::Sigmoid,
+        Activation::Identity,
+        CLAMPED,
+    ];
 
     /// Phi by its series for |x| < 7, where all terms are positive.
     fn normal_share(x: f64) -> f64 {
@@ -286,6 +293,7 @@ mod tests {
             }
             Activation::Gelu => x * normal_share(x) * up,
             Activation::Sigmoid => up / (1.0 + (-x).exp()),
+            Activation::Identity => x * up,
             Activation::ClampedSwiglu { limit, alpha } => {
                 let (limit, alpha) = (f64::from(limit), f64::from(alpha));
                 let x = x.min(limit);
@@ -462,6 +470,7 @@ mod tests {
             let expected = match kind {
                 Activation::Silu | Activation::GeluTanh | Activation::Gelu => [0.0, 0.0, 200.0, 1e4],
                 Activation::Sigmoid => [0.0, 0.0, 1.0, 1.0],
+                Activation::Identity => [-1e4, -200.0, 200.0, 1e4],
                 // 2 · 1.5 · sigmoid(1.702 · 1.5)
                 Activation::ClampedSwiglu { .. } => [0.0, 0.0, y[2], y[2]],
             };

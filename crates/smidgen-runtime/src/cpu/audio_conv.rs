@@ -1,9 +1,10 @@
-//! Convolutions over audio rows: causal ones within a chunk, and strided ones over the mel frames of a clip.
+//! Strided convolutions over the mel frames of a clip, and the marks of audio rows.
 //!
 //! A strided convolution halves frames and bins. An audio row holds `frames` frames of its output; the frame before its
 //! first one is in the row before, if that row belongs to the same clip. Frames behind the end of a clip and bins outside
 //! the spectrum count as zero.
-//! Left out: gradients of the weights, which are never trained, and pointwise convolutions, which are linears.
+//! Left out: gradients of the weights, which are never trained, causal convolutions
+//! (`causal_conv.rs`), and pointwise ones, which are linears.
 
 use super::chunk::for_each_chunk;
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
@@ -38,53 +39,6 @@ impl Marks<'_> {
     fn first_of_clip(self, row: usize) -> usize {
         self.0[MARK_COLUMNS * row + 3] as usize
     }
-}
-
-/// y[t] = bias + Σ w[j] x[t - K + 1 + j] for each channel, from the first row of the chunk on.
-pub fn causal_conv(x: SrcRows, marks: Marks<'_>, weight: StoredVector, bias: StoredVector, y: DstRows) {
-    let channels = x.columns();
-    let taps = weight.len() / channels;
-    assert_eq!((weight.len(), bias.len()), (taps * channels, channels));
-    over_rows("causal_conv", x, marks, y, |row| {
-        let chunk = marks.chunk(row);
-        for channel in 0..channels {
-            let mut sum = bias.get(channel);
-            for tap in 0..taps {
-                let Some(from) = (row + tap + 1).checked_sub(taps).filter(|from| *from >= chunk.start) else {
-                    continue;
-                };
-                sum += weight.get(channel * taps + tap) * x.row(from).get(channel);
-            }
-            y.row(row).set(channel, sum);
-        }
-    });
-}
-
-/// dx of [`causal_conv`]: dx[t] = Σ w[j] dy[t + K - 1 - j], up to the last row of the chunk.
-pub fn causal_conv_grad(dy: SrcRows, marks: Marks<'_>, weight: StoredVector, dx: DstRows) {
-    let channels = dy.columns();
-    let taps = weight.len() / channels;
-    assert_eq!(weight.len(), taps * channels);
-    over_rows("causal_conv", dy, marks, dx, |row| {
-        let chunk = marks.chunk(row);
-        for channel in 0..channels {
-            let mut sum = 0.0;
-            for tap in 0..taps {
-                let from = row + taps - 1 - tap;
-                if from < chunk.end {
-                    sum += weight.get(channel * taps + tap) * dy.row(from).get(channel);
-                }
-            }
-            dx.row(row).set(channel, sum);
-        }
-    });
-}
-
-fn over_rows(name: &str, x: SrcRows, marks: Marks<'_>, y: DstRows, work: impl Fn(usize) + Sync) {
-    assert_eq!((x.rows(), x.columns()), (y.rows(), y.columns()));
-    assert_eq!(marks.rows(), x.rows());
-    assert_disjoint(name, y, [x.into()]);
-    for_each_chunk(x.rows(), 8, |chunk| chunk.range().for_each(&work));
 }
 
 /// Channels whose weights are decoded at the same time.

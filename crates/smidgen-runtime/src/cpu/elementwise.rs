@@ -9,7 +9,8 @@ use super::chunk::{CHUNK_COLUMNS, CHUNK_ELEMENTS, Chunk, for_each_chunk, for_eac
 use super::counter::{channel_bits, row_key};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Isa, LANES, for_each_block, kernel, sum_lanes};
-use super::view::{Dst, DstRows, Src, SrcRows};
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
+use smidgen_ir::HeadPart;
 
 /// y = a + scale * b. `y` may be `a` or `b`.
 pub fn add(a: Src<f32>, b: Src<f32>, scale: f32, y: Dst<f32>) {
@@ -42,9 +43,66 @@ pub fn place_columns(x: SrcRows, (end, first): (usize, usize), y: DstRows) {
     });
 }
 
-/// ds += the sum of x * dy. `scratch` has at least a float for each row.
+/// Each head of y becomes the columns `from` on of a head of x, at `to`; `end` is where the part before ends, and the
+/// columns between are zero. x has as many heads as y, or one for all of them, or several whose sum is the one head of y.
+pub fn place_heads(x: SrcRows, part: &HeadPart, end: usize, y: DstRows, heads: usize) {
+    assert_eq!(x.rows(), y.rows());
+    assert_disjoint("place_heads", y, [x.into()]);
+    let (x_width, y_width) = (x.columns() / part.heads, y.columns() / heads);
+    let summed = if heads == 1 { part.heads } else { 1 };
+    for_each_row(y.rows(), y.columns(), |row| {
+        let (x, y) = (x.row(row), y.row(row));
+        let of_head = |head: usize| x.part(head * x_width + part.from, part.columns);
+        for head in 0..heads {
+            let y = y.part(head * y_width, y_width);
+            y.part(end, part.to - end).fill_zero();
+            let y = y.part(part.to, part.columns);
+            y.copy_from(of_head(if part.heads == 1 { 0 } else { head }));
+            for other in (1..summed).map(of_head) {
+                (0..part.columns).for_each(|at| y.set(at, y.src().get(at) + other.get(at)));
+            }
+        }
+    });
+}
+
+/// y = s * x, where each number of s is that of several neighbouring channels. `y` may be `x`.
+pub fn scale_by(x: SrcRows, s: StoredVector, y: DstRows) {
+    assert_eq!((x.rows(), x.columns()), (y.rows(), y.columns()));
+    assert_disjoint_or_same("scale_by", y, [x.into()]);
+    let (isa, width) = (Isa::current(), x.columns() / s.len());
+    for_each_row(x.rows(), x.columns(), |row| {
+        for factor in 0..s.len() {
+            let first = factor * width;
+            scale_row(isa, s.get(factor), x.row(row).part(first, width), y.row(row).part(first, width));
+        }
+    });
+}
+
+kernel! {
+    fn scale_row(factor: f32, x: Src<f32>, y: Dst<f32>) {
+        for_each_block!(block in x.len() => {
+            let mut lanes = x.lanes(block);
+            for lane in 0..LANES {
+                lanes[lane] *= factor;
+            }
+            y.set_lanes(block, lanes);
+        });
+    }
+}
+
+/// ds += the sums of x * dy over the rows and the channels of each factor. `scratch` has at least a float for each row.
 pub fn scale_by_grad(x: SrcRows, dy: SrcRows, ds: Dst<f32>, scratch: Dst<f32>) {
-    assert_eq!((x.rows(), x.columns(), ds.len()), (dy.rows(), dy.columns(), 1));
+    assert_eq!((x.rows(), x.columns()), (dy.rows(), dy.columns()));
+    if ds.len() > 1 {
+        let (isa, width) = (Isa::current(), x.columns() / ds.len());
+        for_each_chunk(ds.len(), 1, |chunk| {
+            let (x, dy) =
+                (x.column_part(chunk.start * width, width), dy.column_part(chunk.start * width, width));
+            let sum: f64 = (0..x.rows()).map(|row| f64::from(dot_row(isa, x.row(row), dy.row(row)))).sum();
+            ds.set(chunk.start, ds.src().get(chunk.start) + sum as f32);
+        });
+        return;
+    }
     let products = scratch.part(0, x.rows());
     assert_disjoint("scale_by_grad", products, [x.into(), dy.into(), ds.into()]);
     let isa = Isa::current();

@@ -1,4 +1,4 @@
-//! Decodes GGUF blocks of neighbouring rows element by element: each vector holds one element of several rows.
+//! Decodes blocks of neighbouring rows element by element: each vector holds one element of several rows.
 //!
 //! A transposed right operand of a matmul is needed in this order. The codes are transposed as bytes, with a quarter of
 //! the shuffles of transposing floats, and are then widened and scaled. The results have the bits of `stored_gguf.rs`.
@@ -6,6 +6,7 @@
 //! Rows come as whole vectors; columns of a matmul that do not fill a vector are packed in another way (`packing.rs`).
 //! Layouts are those of ggml; `quant/blocks.rs` decodes the same ones element by element.
 
+pub use super::block_columns::{Int4By32, Int4By128, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K};
 use super::isa::{Lanes, prefetch};
 use super::stored::{SPAN_STEP, Stored};
 use smidgen_ir::Block;
@@ -14,11 +15,11 @@ use smidgen_ir::workspace_cpu::DEPTH_BLOCK;
 /// Vectors of rows that are decoded together.
 pub const VECTORS: usize = 3;
 /// Lanes of the widest vector.
-const MAX_LANES: usize = 16;
+pub(super) const MAX_LANES: usize = 16;
 /// Maximum elements of a row that are unpacked at once.
 const MAX_ELEMENTS: usize = SPAN_STEP;
 /// Minimum elements with one scale.
-const RUN: usize = 16;
+pub(super) const RUN: usize = 16;
 /// Maximum pieces of 32 elements in the depth of [`Columns`].
 const MAX_PIECES: usize = DEPTH_BLOCK / 32;
 const LINE_BYTES: usize = 64;
@@ -52,7 +53,7 @@ macro_rules! with_format {
     ($block:expr, $format:ident => $result:expr) => {{
         use super::gguf_columns as formats;
         use smidgen_ir::Block;
-        with_format!(@ $block, $format => $result; Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K)
+        with_format!(@ $block, $format => $result; Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4 Int4By32 Int4By128)
     }};
     (@ $block:expr, $format:ident => $result:expr; $($name:ident)*) => {
         match $block {
@@ -158,9 +159,9 @@ impl Next {
 /// Elements of one vector of rows: signed codes by element and row, and for each run a scale and a minimum to add.
 #[derive(Clone, Copy)]
 pub struct Piece<V> {
-    codes: [u8; MAX_ELEMENTS * MAX_LANES],
-    scales: [V; MAX_ELEMENTS / RUN],
-    minimums: [V; MAX_ELEMENTS / RUN],
+    pub(super) codes: [u8; MAX_ELEMENTS * MAX_LANES],
+    pub(super) scales: [V; MAX_ELEMENTS / RUN],
+    pub(super) minimums: [V; MAX_ELEMENTS / RUN],
 }
 
 impl<V: Lanes> Piece<V> {
@@ -172,7 +173,7 @@ impl<V: Lanes> Piece<V> {
     }
 
     #[inline(always)]
-    fn set_scale(&mut self, scale: V) {
+    pub(super) fn set_scale(&mut self, scale: V) {
         self.scales = [scale; MAX_ELEMENTS / RUN];
     }
 }
@@ -180,16 +181,16 @@ impl<V: Lanes> Piece<V> {
 /// One block of each row of a vector.
 #[derive(Clone, Copy)]
 pub struct BlockRows {
-    first: *const u8,
+    pub(super) first: *const u8,
     /// Bytes from one row to the next.
-    stride: usize,
+    pub(super) stride: usize,
 }
 
 /// A format whose codes can be unpacked. A code times its scale, plus a minimum if there is one, is exact or rounded
 /// once, so fused and separate arithmetic agree.
 pub trait Unpack {
     const BLOCK: Block;
-    /// Elements that are unpacked at once: a block of 32, or a quarter of a block of 256.
+    /// Elements that are unpacked at once: a block of 32, or 64 of a larger one, its `quarter`.
     const ELEMENTS: usize;
     const HAS_MINIMUM: bool;
     /// The byte of a block at which it has two f16, at least one of them a scale.
@@ -206,7 +207,7 @@ pub trait Unpack {
 type Bytes = [u8; RUN * MAX_LANES];
 
 #[inline(always)]
-unsafe fn bytes_at<V: Lanes>(rows: BlockRows, offset: usize) -> Bytes {
+pub(super) unsafe fn bytes_at<V: Lanes>(rows: BlockRows, offset: usize) -> Bytes {
     let mut bytes = [0; RUN * MAX_LANES];
     // SAFETY: the caller promises sixteen readable bytes; the target holds them for the widest vector.
     unsafe { V::transpose_bytes(rows.first.add(offset), rows.stride, bytes.as_mut_ptr()) };
@@ -215,7 +216,7 @@ unsafe fn bytes_at<V: Lanes>(rows: BlockRows, offset: usize) -> Bytes {
 
 /// Writes the low nibbles of sixteen bytes as codes from element `low` on, and the high ones from `high` on.
 #[inline(always)]
-fn split_nibbles<V: Lanes>(bytes: &Bytes, low: usize, high: usize, codes: &mut [u8]) {
+pub(super) fn split_nibbles<V: Lanes>(bytes: &Bytes, low: usize, high: usize, codes: &mut [u8]) {
     let count = RUN * V::WIDTH;
     let (first, second) = codes.split_at_mut(high * V::WIDTH);
     let (first, second) = (&mut first[low * V::WIDTH..][..count], &mut second[..count]);
@@ -235,7 +236,7 @@ fn add_fifths<V: Lanes>(bytes: &[u8], shift: usize, element: usize, codes: &mut 
 
 /// Makes codes of `count` elements signed.
 #[inline(always)]
-fn subtract<V: Lanes>(middle: u8, count: usize, codes: &mut [u8]) {
+pub(super) fn subtract<V: Lanes>(middle: u8, count: usize, codes: &mut [u8]) {
     for code in &mut codes[..count * V::WIDTH] {
         *code = code.wrapping_sub(middle);
     }

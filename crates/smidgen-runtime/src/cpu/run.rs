@@ -24,7 +24,7 @@ use super::{Units, act, audio_conv, elementwise, embed, norm, plain_act};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::workspace_cpu::aligned_floats;
-use smidgen_ir::{DType, Extent, Norm, Op, Precision, Space, Storage, transfer_ops};
+use smidgen_ir::{DType, Extent, HeadPart, Norm, Op, Precision, Space, Storage, transfer_ops};
 
 pub fn run_step(
     arena: &Arena,
@@ -49,6 +49,16 @@ pub fn run_step(
         }
         Op::Linear { bias, lora } => run.linear(*bias, *lora),
         Op::ScaleColumns { bias } => run.scale_columns(*bias),
+        Op::Route(router) => run.route(router),
+        Op::RouteGrad(router) => run.route_grad(router),
+        Op::Dispatch { experts } => run.dispatch(*experts),
+        Op::SpreadRows { weighted } => run.spread_rows(*weighted),
+        Op::CombineRows { weighted } => run.combine_rows(*weighted),
+        Op::RowDots => run.row_dots(),
+        Op::GroupedLinear { part, bias, lora } => run.grouped_linear(part, *bias, *lora),
+        Op::GroupedLinearGrad { parts, scales } => run.grouped_linear_grad(parts, scales),
+        Op::GroupedWeightGrad { part, scale } => run.grouped_weight_grad(part, *scale),
+        Op::GroupedBiasGrad { part } => run.grouped_bias_grad(part),
         Op::Fourier { scale } => run.fourier(*scale),
         Op::RopeTable(spec) => run.rope_table(spec),
         Op::Rope { heads, inverse, interleaved } => run.rope(*heads, *inverse, *interleaved),
@@ -60,14 +70,15 @@ pub fn run_step(
             *scale,
             run.floats_mut(run.output(0)),
         ),
-        Op::SliceColumns { first, .. } => {
-            elementwise::slice_columns(run.input_rows(0), *first, run.output_rows(0));
+        Op::SliceColumns { first, columns, groups } => {
+            let (x, y) = (run.floats(run.input(0)), run.floats_mut(run.output(0)).rows(*columns));
+            elementwise::slice_columns(x.rows(run.input(0).columns / groups), *first, y);
         }
-        Op::PlaceColumns { firsts, columns } => run.place_columns(firsts, *columns),
-        Op::ScaleBy => {
-            let (x, scale) = (run.floats(run.input(0)), run.stored(run.input(1)).get(0));
-            plain_act::scale(scale, x, run.floats_mut(run.output(0)));
+        Op::PlaceHeads { heads, head_dim, parts } => {
+            run.place_heads(*heads, *head_dim, parts);
         }
+        Op::PlaceColumns { firsts, columns, groups } => run.place_columns(firsts, *columns, *groups),
+        Op::ScaleBy => elementwise::scale_by(run.input_rows(0), run.stored(run.input(1)), run.output_rows(0)),
         Op::ScaleByGrad => {
             let (x, dy, ds) = (run.input_rows(0), run.input_rows(1), run.floats_mut(run.update(0)));
             elementwise::scale_by_grad(x, dy, ds, run.workspace_floats());
@@ -92,12 +103,19 @@ pub fn run_step(
         Op::AddBias => plain_act::add_bias(run.input_rows(0), run.stored(run.input(1)), run.output_rows(0)),
         Op::Act(kind) => plain_act::act(*kind, run.floats(run.input(0)), run.floats_mut(run.output(0))),
         Op::ActGrad(kind) => run.act_grad(*kind),
-        Op::CausalConv { backward } => run.causal_conv(*backward),
         Op::ChunkAttention(shape) => run.chunk_attention(shape),
         Op::ChunkAttentionGrad(shape) => run.chunk_attention_grad(shape),
         Op::StridedConv(conv) => run.strided_conv(*conv),
         Op::JoinPlaces { places } => audio_conv::join_places(run.input_rows(0), *places, run.output_rows(0)),
         Op::MaskRows { .. } => run.mask_rows(),
+        Op::CausalConv { bias, backward } => run.causal_conv(*bias, *backward),
+        Op::CausalConvWeightGrad => run.causal_conv_weight_grad(),
+        Op::CachedConv { bias } => run.cached_conv(*bias),
+        Op::Decay(shape) => run.decay(shape),
+        Op::DecayGrad { shape, trains } => run.decay_grad(shape, *trains),
+        Op::Scan(shape) => run.scan(shape),
+        Op::ScanGrad(shape) => run.scan_grad(shape),
+        Op::CachedScan(shape) => run.cached_scan(shape),
         Op::ScatterRows => elementwise::scatter_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::RmsNormGrad { norm, unweighted, addend } => {
             let (channels, weight) = run.norm_weight(norm, *unweighted);
@@ -211,15 +229,27 @@ impl Run<'_> {
         self.floats_mut(self.output(index)).rows(self.output(index).columns)
     }
 
-    fn place_columns(&self, firsts: &[usize], columns: usize) {
-        let (y, mut end) = (self.output_rows(0), 0);
+    /// Groups are rows of their own.
+    fn place_columns(&self, firsts: &[usize], columns: usize, groups: usize) {
+        let (y, mut end) = (self.floats_mut(self.output(0)).rows(columns), 0);
         for (part, first) in firsts.iter().enumerate() {
-            let x = self.input_rows(part);
+            let x = self.floats(self.input(part)).rows(self.input(part).columns / groups);
             elementwise::place_columns(x, (end, *first), y);
             end = first + x.columns();
         }
         for row in 0..y.rows() {
             y.row(row).part(end, columns - end).fill_zero();
+        }
+    }
+
+    fn place_heads(&self, heads: usize, head_dim: usize, parts: &[HeadPart]) {
+        let (y, mut end) = (self.output_rows(0), 0);
+        for (index, part) in parts.iter().enumerate() {
+            elementwise::place_heads(self.input_rows(index), part, end, y, heads);
+            end = part.to + part.columns;
+        }
+        for row in (0..y.rows()).filter(|_| end < head_dim) {
+            (0..heads).for_each(|head| y.row(row).part(head * head_dim + end, head_dim - end).fill_zero());
         }
     }
 
@@ -472,8 +502,20 @@ impl Run<'_> {
         gradient: &Operand,
         used_floats: usize,
     ) {
+        self.accumulate_outer_at(left, right, rows, scale, self.address(gradient), used_floats);
+    }
+
+    /// As [`Self::accumulate_outer`], for a gradient that begins at an address.
+    pub(super) fn accumulate_outer_at(
+        &self,
+        left: Factor,
+        right: Factor,
+        rows: usize,
+        scale: f32,
+        pointer: *mut f32,
+        used_floats: usize,
+    ) {
         let (n, k) = (left.columns, right.columns);
-        let pointer: *mut f32 = self.address(gradient);
         let plain = OutputView { pointer, row_stride: k, column_stride: 1 };
         let transposed = OutputView { pointer, row_stride: 1, column_stride: k };
         let keep_order = match self.step.precision {
@@ -540,4 +582,4 @@ pub(super) struct Factor {
 }
 
 /// Maximum terms of one matmul: more than q, k, v, gate and up with their adapters.
-const MAX_TERMS: usize = 16;
+pub(super) const MAX_TERMS: usize = 16;

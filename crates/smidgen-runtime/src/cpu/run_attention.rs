@@ -20,9 +20,12 @@ impl Run<'_> {
         let scale = rope::TableScale { all: spec.attention_scale, of_position: spec.position_scale };
         let by_length = || match self.input(1).rows {
             Dim::Tokens => rope::Lengths::OfTokens(self.integers(1)),
-            Dim::Boundaries | Dim::Tile { .. } | Dim::Rows | Dim::Const(_) | Dim::Audio(_) => {
-                rope::Lengths::OfSegments(self.integers(1))
-            }
+            Dim::Boundaries
+            | Dim::Tile { .. }
+            | Dim::Routed(_)
+            | Dim::Rows
+            | Dim::Const(_)
+            | Dim::Audio(_) => rope::Lengths::OfSegments(self.integers(1)),
         };
         let rule = match (&long, spec.stretch()) {
             (Some((long, original)), _) => {

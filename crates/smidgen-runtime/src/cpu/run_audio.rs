@@ -30,18 +30,8 @@ impl Run<'_> {
         plain_act::act_grad(kind, x, dy, self.floats_mut(self.output(0)));
     }
 
-    fn marks(&self, input: usize) -> Marks<'_> {
+    pub(super) fn marks(&self, input: usize) -> Marks<'_> {
         Marks(self.integers(input))
-    }
-
-    pub(super) fn causal_conv(&self, backward: bool) {
-        let (x, marks, weight) = (self.input_rows(0), self.marks(1), self.stored(self.input(2)));
-        if backward {
-            audio_conv::causal_conv_grad(x, marks, weight, self.output_rows(0))
-        } else {
-            let bias = self.stored(self.input(3));
-            audio_conv::causal_conv(x, marks, weight, bias, self.output_rows(0));
-        }
     }
 
     pub(super) fn strided_conv(&self, conv: StridedConv) {

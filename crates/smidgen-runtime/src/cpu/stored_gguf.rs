@@ -1,6 +1,6 @@
-//! Decodes spans of GGUF blocks to f32, for each block format.
+//! Decodes spans of blocks to f32, for each block format.
 //!
-//! Blocks of 32 are decoded whole, blocks of 256 in quarters of 64: spans begin at multiples of 64.
+//! Blocks of 32 are decoded whole, larger ones in parts of 64: spans begin at multiples of 64.
 //! The product of a scale and a code is exact in f32 except for q6_k, and adding a minimum is then the only
 //! rounding, so fused and separate arithmetic give the same bits.
 //! Layouts are those of ggml; `quant/blocks.rs` decodes the same ones element by element.
@@ -8,6 +8,7 @@
 use super::isa::Lanes;
 use super::stored::{SPAN_STEP, Stored};
 use smidgen_ir::Block;
+use smidgen_ir::quant::blocks::{E2M1_DOUBLED, IQ4_NUMBERS, floats_of, half_power, iq4_scale, q3_scale};
 
 /// Writes elements `first..first + count` of row `row` of the whole tensor.
 ///
@@ -30,7 +31,14 @@ pub unsafe fn decode_gguf<V: Lanes>(
     unsafe {
         let row = stored.pointer.add(row * (stored.columns / elements) * bytes);
         match block {
-            Block::Q4_0 | Block::Q4_1 | Block::Q5_0 | Block::Q5_1 | Block::Q8_0 => {
+            Block::Q4_0
+            | Block::Q4_1
+            | Block::Q5_0
+            | Block::Q5_1
+            | Block::Q8_0
+            | Block::Iq4Nl
+            | Block::Mxfp4
+            | Block::Int4By32 => {
                 let blocks = row.add(first / 32 * bytes);
                 for index in 0..count / 32 {
                     let (source, target) = (blocks.add(index * bytes), target.add(index * 32));
@@ -39,15 +47,31 @@ pub unsafe fn decode_gguf<V: Lanes>(
                         Block::Q4_1 => decode_q4_1::<V>(source, target),
                         Block::Q5_0 => decode_q5_0::<V>(source, target),
                         Block::Q5_1 => decode_q5_1::<V>(source, target),
+                        Block::Iq4Nl => decode_table::<V>(source.add(2), &IQ4, V::splat_f16(source), target),
+                        Block::Mxfp4 => {
+                            let scale = V::splat(half_power(source.read()));
+                            decode_table::<V>(source.add(1), &E2M1, scale, target);
+                        }
+                        Block::Int4By32 => decode_int4::<V>(source, 0, 32, target),
                         _ => decode_q8_0::<V>(source, target),
                     }
                 }
             }
-            Block::Q4K | Block::Q5K | Block::Q6K => {
+            Block::Q2K
+            | Block::Q3K
+            | Block::Q4K
+            | Block::Q5K
+            | Block::Q6K
+            | Block::Iq4Xs
+            | Block::Int4By128 => {
                 for at in (0..count).step_by(SPAN_STEP) {
-                    let source = row.add((first + at) / 256 * bytes);
-                    let (quarter, target) = ((first + at) % 256 / SPAN_STEP, target.add(at));
+                    let source = row.add((first + at) / elements * bytes);
+                    let (quarter, target) = ((first + at) % elements / SPAN_STEP, target.add(at));
                     match block {
+                        Block::Q2K => decode_q2_k::<V>(source, quarter, target),
+                        Block::Q3K => decode_q3_k::<V>(source, quarter, target),
+                        Block::Iq4Xs => decode_iq4_xs::<V>(source, quarter, target),
+                        Block::Int4By128 => decode_int4::<V>(source, quarter * SPAN_STEP, SPAN_STEP, target),
                         Block::Q4K => decode_q4_k_or_q5_k::<V, false>(source, quarter, target),
                         Block::Q5K => decode_q4_k_or_q5_k::<V, true>(source, quarter, target),
                         _ => decode_q6_k::<V>(source, quarter, target),
@@ -140,6 +164,93 @@ unsafe fn decode_q8_0<V: Lanes>(source: *const u8, target: *mut f32) {
         let scale = V::splat_f16(source);
         for at in (0..32).step_by(V::WIDTH) {
             V::from_words(V::widen_i8(source.add(2 + at))).mul(scale).store(target.add(at));
+        }
+    }
+}
+
+/// What the codes of 4-bit formats mean.
+const IQ4: [f32; 16] = floats_of(&IQ4_NUMBERS);
+const E2M1: [f32; 16] = floats_of(&E2M1_DOUBLED);
+
+/// 32 codes, which are nibbles and mean the numbers of a table, times a scale.
+#[inline(always)]
+unsafe fn decode_table<V: Lanes>(nibbles: *const u8, numbers: &[f32; 16], scale: V, target: *mut f32) {
+    // SAFETY: the caller's promise; 16 bytes of nibbles.
+    unsafe {
+        let table = V::table(numbers, 1.0);
+        for at in (0..16).step_by(V::WIDTH) {
+            let bytes = V::widen_u8(nibbles.add(at));
+            V::look_up(table, bytes).mul(scale).store(target.add(at));
+            V::look_up(table, V::shift_right(bytes, 4)).mul(scale).store(target.add(16 + at));
+        }
+    }
+}
+
+/// `count` elements of a block of GPTQ from `first` on.
+#[inline(always)]
+unsafe fn decode_int4<V: Lanes>(source: *const u8, first: usize, count: usize, target: *mut f32) {
+    // SAFETY: the caller's promise; a scale and a zero in four bytes, then two codes in each byte.
+    unsafe {
+        let (scale, zero) = (V::splat_f16(source), f32::from(source.add(2).read()));
+        let numbers: [f32; 16] = std::array::from_fn(|code| code as f32 - zero);
+        let table = V::table(&numbers, 1.0);
+        for at in (0..count).step_by(V::WIDTH) {
+            let codes = V::widen_nibble_pairs(source.add(4 + (first + at) / 2));
+            V::look_up(table, codes).mul(scale).store(target.add(at));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_q2_k<V: Lanes>(source: *const u8, quarter: usize, target: *mut f32) {
+    // SAFETY: the caller's promise. A half of 128 elements has 32 bytes, whose lowest pairs of bits are its first 32
+    // elements; sixteen bytes of scales and minimums come first, those of the block last.
+    unsafe {
+        let (scale, minimum) = V::splat_f16_pair(source.add(80));
+        let codes = source.add(16 + quarter / 2 * 32);
+        for part in 0..2 {
+            let shift = (quarter % 2 * 2 + part) as u32 * 2;
+            for at in (0..32).step_by(V::WIDTH) {
+                let sub = source.add(4 * quarter + 2 * part + at / 16).read();
+                let scale = scale.mul(V::splat(f32::from(sub & 15)));
+                let minimum = minimum.mul(V::splat(f32::from(sub >> 4)));
+                let code = V::and(V::shift_right(V::widen_u8(codes.add(at)), shift), 3);
+                V::from_words(code).mul(scale).sub(minimum).store(target.add(32 * part + at));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_q3_k<V: Lanes>(source: *const u8, quarter: usize, target: *mut f32) {
+    // SAFETY: the caller's promise. 32 bytes of third bits, one for each eighth of the block, then pairs of bits as in q2_k,
+    // twelve bytes of scales, and the scale of the block.
+    unsafe {
+        let (block_scale, middle) = (V::splat_f16(source.add(108)), V::splat(4.0));
+        let scales: [u8; 12] = source.add(96).cast::<[u8; 12]>().read();
+        let codes = source.add(32 + quarter / 2 * 32);
+        for part in 0..2 {
+            let (shift, eighth) = ((quarter % 2 * 2 + part) as u32 * 2, (2 * quarter + part) as u32);
+            for at in (0..32).step_by(V::WIDTH) {
+                let scale = f32::from(q3_scale(&scales, 4 * quarter + 2 * part + at / 16));
+                let pair = V::and(V::shift_right(V::widen_u8(codes.add(at)), shift), 3);
+                let third = V::and(V::shift_right(V::widen_u8(source.add(at)), eighth), 1);
+                let code = V::from_words(V::or(pair, V::shift_left(third, 2))).sub(middle);
+                code.mul(block_scale.mul(V::splat(scale))).store(target.add(32 * part + at));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_iq4_xs<V: Lanes>(source: *const u8, quarter: usize, target: *mut f32) {
+    // SAFETY: the caller's promise. Eight bytes of scales, then 16 bytes of nibbles for each 32 elements.
+    unsafe {
+        let head: [u8; 8] = source.cast::<[u8; 8]>().read();
+        for part in 0..2 {
+            let sub = 2 * quarter + part;
+            let scale = V::splat_f16(source).mul(V::splat(f32::from(iq4_scale(&head, sub))));
+            decode_table::<V>(source.add(8 + 16 * sub), &IQ4, scale, target.add(32 * part));
         }
     }
 }

@@ -97,11 +97,26 @@ pub fn sane_bytes(storage: Storage, rows: usize, columns: usize) -> Vec<u8> {
     }
     if let Storage::Gguf(block) = storage {
         let halves: &[usize] = match block {
-            Block::Q4_0 | Block::Q5_0 | Block::Q8_0 => &[0],
+            Block::Q4_0
+            | Block::Q5_0
+            | Block::Q8_0
+            | Block::Iq4Nl
+            | Block::Iq4Xs
+            | Block::Int4By32
+            | Block::Int4By128 => &[0],
             Block::Q4_1 | Block::Q5_1 | Block::Q4K | Block::Q5K => &[0, 2],
+            Block::Q2K => &[80, 82],
+            Block::Q3K => &[108],
             Block::Q6K => &[208],
+            Block::Mxfp4 => &[],
         };
         for (index, bytes) in bytes.chunks_exact_mut(block.bytes()).enumerate() {
+            match block {
+                // Powers of two around 1, and zeros as GPTQ has them.
+                Block::Mxfp4 => bytes[0] = 120 + bytes[0] % 10,
+                Block::Int4By32 | Block::Int4By128 => bytes[2] = bytes[2] % 17,
+                _ => {}
+            }
             for offset in halves {
                 let scale = uniform(8, (index * 2 + offset % 3) as u64) - 0.5;
                 bytes[*offset..][..2].copy_from_slice(&f32_to_f16(scale).to_le_bytes());

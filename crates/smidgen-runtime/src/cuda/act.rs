@@ -35,6 +35,7 @@ fn kind_args(kind: Activation) -> [Arg; 3] {
         Activation::Gelu => (2, 0.0, 0.0),
         Activation::Sigmoid => (3, 0.0, 0.0),
         Activation::ClampedSwiglu { limit, alpha } => (4, limit, alpha),
+        Activation::Identity => (5, 0.0, 0.0),
     };
     [Arg::Int(code), Arg::Float(limit), Arg::Float(alpha)]
 }

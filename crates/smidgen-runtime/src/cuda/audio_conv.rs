@@ -1,6 +1,6 @@
 //! Launches the convolutions over audio rows, and the operations on whole rows around them.
 //!
-//! Left out: pointwise convolutions, which are linears (`linear.rs`).
+//! Left out: causal convolutions (`causal_conv.rs`), and pointwise ones, which are linears (`linear.rs`).
 
 use super::modules::KernelFile;
 use super::spans::{MatrixAddress, THREADS, count, grid_over, int, stored_dtype};
@@ -11,25 +11,8 @@ use smidgen_ir::{Storage, StridedConv};
 pub const FILE: KernelFile = KernelFile {
     name: "audio_conv.cu",
     source: include_str!("../../kernels/audio_conv.cu"),
-    kernels: &["causal_conv", "strided_conv", "join_places", "mask_rows", "mask_rows_stored"],
+    kernels: &["strided_conv", "join_places", "mask_rows", "mask_rows_stored"],
 };
-
-/// A causal convolution of each channel within a chunk, or its gradient.
-pub fn causal_conv(stage: &Stage<'_>, step: &BoundStep, backward: bool) -> Result<(), DeviceError> {
-    let (marks, weight, shape) = (&step.inputs[1], &step.inputs[2], &step.outputs[0]);
-    let (x, y) = (MatrixAddress::of(stage, &step.inputs[0]), MatrixAddress::of(stage, shape));
-    let (rows, columns) = (stage.rows(shape), shape.columns);
-    if rows == 0 {
-        return Ok(());
-    }
-    let bias = if backward { [Arg::Pointer(0), Arg::Int(0)] } else { stored(stage, &step.inputs[3]) };
-    let mut args = vec![x.pointer, x.stride, stage.address(marks)];
-    args.extend(stored(stage, weight));
-    args.extend(bias);
-    args.extend([y.pointer, y.stride, int(columns), int(weight.columns), Arg::Int(i32::from(backward))]);
-    let grid = [count(rows), blocks_of(columns), 1];
-    stage.launch("causal_conv", grid, THREADS, 0, &args)
-}
 
 /// A 3 x 3 convolution with a stride of 2 over mel frames and bins.
 pub fn strided_conv(stage: &Stage<'_>, step: &BoundStep, conv: &StridedConv) -> Result<(), DeviceError> {

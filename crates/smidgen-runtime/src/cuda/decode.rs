@@ -43,6 +43,13 @@ pub const GGUF_FILE: KernelFile = KernelFile {
         "decode_q4_k",
         "decode_q5_k",
         "decode_q6_k",
+        "decode_q2_k",
+        "decode_q3_k",
+        "decode_iq4_nl",
+        "decode_iq4_xs",
+        "decode_mxfp4",
+        "decode_int4_by_32",
+        "decode_int4_by_128",
     ],
 };
 
@@ -174,6 +181,13 @@ fn kernel_of(storage: Storage) -> &'static str {
         Storage::Gguf(Block::Q4K) => "decode_q4_k",
         Storage::Gguf(Block::Q5K) => "decode_q5_k",
         Storage::Gguf(Block::Q6K) => "decode_q6_k",
+        Storage::Gguf(Block::Q2K) => "decode_q2_k",
+        Storage::Gguf(Block::Q3K) => "decode_q3_k",
+        Storage::Gguf(Block::Iq4Nl) => "decode_iq4_nl",
+        Storage::Gguf(Block::Iq4Xs) => "decode_iq4_xs",
+        Storage::Gguf(Block::Mxfp4) => "decode_mxfp4",
+        Storage::Gguf(Block::Int4By32) => "decode_int4_by_32",
+        Storage::Gguf(Block::Int4By128) => "decode_int4_by_128",
         Storage::Plain(DType::F64 | DType::I32 | DType::U64) | Storage::Dynamic8 { .. } => {
             unreachable!("`check` refuses real numbers stored as {storage}")
         }

@@ -2,11 +2,13 @@
 //!
 //! Dropout drops exactly the elements that the CPU drops: threshold and scale are computed in the same way.
 
+use super::matmul::Matrix;
 use super::modules::KernelFile;
 use super::norm::add_partial_rows;
-use super::spans::{MatrixAddress, SPAN, Spans, THREADS, count, int, stored_dtype};
+use super::spans::{MatrixAddress, SPAN, Spans, THREADS, count, grid_over, int, stored_dtype};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
+use smidgen_ir::HeadPart;
 use smidgen_ir::workspace_cuda::{BIAS_ROWS_PER_PARTIAL, NORM_GROUPS_PER_PARTIAL, rows_per_partial};
 
 pub const FILE: KernelFile = KernelFile {
@@ -19,6 +21,8 @@ pub const FILE: KernelFile = KernelFile {
         "scale_by_one",
         "dot_partials",
         "sink_partials",
+        "place_heads_eight",
+        "place_heads_one",
         "gather_rows_eight",
         "gather_rows_one",
         "scatter_rows_eight",
@@ -56,19 +60,81 @@ pub fn add(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), Device
     stage.launch(spans.form("add_eight", "add_one"), grid, THREADS, 0, &args)
 }
 
-/// y = s·x.
+/// Must match the struct in `elementwise.cu`.
+#[repr(C)]
+struct PlacedHeads {
+    x: u64,
+    x_stride: i64,
+    y: u64,
+    y_stride: i64,
+    rows: i32,
+    /// Columns from one head of x to the next: 0 if all heads of y get the same.
+    x_head: i32,
+    y_head: i32,
+    heads: i32,
+    summed: i32,
+    columns: i32,
+    span: i32,
+}
+
+/// Columns of the heads of each input, in each head of the output. A launch also zeros the columns up to the next part.
+pub fn place_heads(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    heads: usize,
+    head_dim: usize,
+    parts: &[HeadPart],
+) -> Result<(), DeviceError> {
+    let (y, rows) = (stage.matrix(&step.outputs[0]), stage.rows(&step.outputs[0]));
+    let launch = |x: Matrix, x_head: usize, summed: usize, to: usize, columns: usize, span: usize| {
+        let y = y.at(0, to);
+        let sizes = [x.stride, x_head, y.stride, head_dim, columns, span];
+        let addresses = [x.pointer, y.pointer];
+        let aligned = sizes.iter().all(|size| size.is_multiple_of(SPAN))
+            && addresses.iter().all(|address| address.is_multiple_of(16));
+        let unit = if aligned { SPAN } else { 1 };
+        let Some(grid) = grid_over(rows * heads * span / unit) else { return Ok(()) };
+        let placed = PlacedHeads {
+            x: x.pointer,
+            x_stride: x.stride as i64,
+            y: y.pointer,
+            y_stride: y.stride as i64,
+            rows: rows as i32,
+            x_head: x_head as i32,
+            y_head: head_dim as i32,
+            heads: heads as i32,
+            summed: summed as i32,
+            columns: columns as i32,
+            span: span as i32,
+        };
+        let kernel = if aligned { "place_heads_eight" } else { "place_heads_one" };
+        stage.launch_structure(kernel, grid, THREADS, 0, &placed, &[])
+    };
+    // Copies no column, and zeros those before the first part.
+    launch(stage.matrix(&step.inputs[0]), 0, 1, 0, 0, parts[0].to)?;
+    let ends = parts[1..].iter().map(|part| part.to).chain([head_dim]);
+    for ((operand, part), end) in step.inputs.iter().zip(parts).zip(ends) {
+        let x = stage.matrix(operand).at(0, part.from);
+        let x_head = if part.heads == 1 { 0 } else { operand.columns / part.heads };
+        let summed = if heads == 1 { part.heads } else { 1 };
+        launch(x, x_head, summed, part.to, part.columns, end - part.to)?;
+    }
+    Ok(())
+}
+
+/// y = s·x, with a number of s for each of several groups of channels.
 pub fn scale_by(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (x, scale, shape) = (MatrixAddress::of(stage, &step.inputs[0]), &step.inputs[1], &step.outputs[0]);
     let y = MatrixAddress::of(stage, shape);
     let spans = Spans::of(stage.rows(shape), shape.columns, &[x, y]);
     let Some(grid) = spans.grid(1) else { return Ok(()) };
-    let scale = [stage.address(scale), stored_dtype(scale)];
-    let args =
-        [x.pointer, x.stride, scale[0], scale[1], y.pointer, y.stride, spans.spans_of_row, spans.spans];
+    let width = int(shape.columns / stage.rows(scale));
+    let mut args = vec![x.pointer, x.stride, stage.address(scale), stored_dtype(scale), width];
+    args.extend([y.pointer, y.stride, spans.spans_of_row, spans.spans]);
     stage.launch(spans.form("scale_by_eight", "scale_by_one"), grid, THREADS, 0, &args)
 }
 
-/// ds += Σ x·dy, with partial sums in the workspace.
+/// ds += Σ x·dy over the channels of each number, with partial sums in the workspace.
 pub fn scale_by_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (x, ds) = (&step.inputs[0], &step.updates[0]);
     let (rows, columns) = (stage.rows(x), x.columns);
@@ -77,12 +143,13 @@ pub fn scale_by_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceEr
     }
     let per_partial = rows_per_partial(rows, NORM_GROUPS_PER_PARTIAL);
     let partials = rows.div_ceil(per_partial);
-    let workspace = Arg::Pointer(stage.workspace_of(4 * partials));
+    let factors = stage.rows(ds);
+    let workspace = Arg::Pointer(stage.workspace_of(4 * partials * factors));
     let [x, dy] = [0, 1].map(|index| MatrixAddress::of(stage, &step.inputs[index]));
     let mut args = vec![x.pointer, x.stride, dy.pointer, dy.stride];
-    args.extend([int(rows), int(columns), int(per_partial), workspace]);
-    stage.launch("dot_partials", [count(partials), 1, 1], THREADS, 0, &args)?;
-    add_partial_rows(stage, workspace, partials, 1, stage.pointer(ds))
+    args.extend([int(rows), int(columns / factors), int(per_partial), workspace]);
+    stage.launch("dot_partials", [count(partials), count(factors), 1], THREADS, 0, &args)?;
+    add_partial_rows(stage, workspace, partials, factors, stage.pointer(ds))
 }
 
 /// dsinks += the gradient of the sinks of attention, with partial sums in the workspace.

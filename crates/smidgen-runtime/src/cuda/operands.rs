@@ -6,7 +6,7 @@
 use super::decode::decode_rows;
 use super::matmul::{Matmul, Matrix};
 use super::modules::KernelFile;
-use super::spans::stored_dtype;
+use super::spans::{int, stored_dtype};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::Storage;
@@ -15,7 +15,7 @@ use smidgen_ir::plan::align_up;
 pub const FILE: KernelFile = KernelFile {
     name: "matmul.cu",
     source: include_str!("../../kernels/matmul.cu"),
-    kernels: &["copy_rows", "broadcast_row", "fill_with_noise"],
+    kernels: &["copy_rows", "copy_groups", "broadcast_row", "fill_with_noise"],
 };
 
 /// Hands out parts of the step's workspace from its start. The last part is the workspace of the matmuls.
@@ -64,28 +64,69 @@ pub fn copy_rows(
     stage.launch("copy_rows", [blocks as u32, 1, 1], 256, 0, &args)
 }
 
-/// y = the columns of x from `first` on.
-pub fn slice_columns(stage: &Stage<'_>, step: &BoundStep, first: usize) -> Result<(), DeviceError> {
-    let (x, y) = (stage.matrix(&step.inputs[0]), &step.outputs[0]);
-    copy_rows(stage, x.at(0, first), stage.matrix(y), stage.rows(y), y.columns, y.columns)
+/// Rows whose columns are equal groups, from one of the columns of each group on.
+#[derive(Clone, Copy)]
+struct Groups {
+    matrix: Matrix,
+    /// Columns of a group.
+    width: usize,
 }
 
-/// Copies each part to its columns; the columns between parts become zero.
+/// Copies `columns` of each group, and zeros those from there to `padded`.
+fn copy_groups(
+    stage: &Stage<'_>,
+    [from, to]: [Groups; 2],
+    [rows, groups]: [usize; 2],
+    columns: usize,
+    padded: usize,
+) -> Result<(), DeviceError> {
+    if groups == 1 {
+        return copy_rows(stage, from.matrix, to.matrix, rows, columns, padded);
+    }
+    if rows * padded == 0 {
+        return Ok(());
+    }
+    let place =
+        |of: Groups| [Arg::Pointer(of.matrix.pointer), Arg::Long(of.matrix.stride as i64), int(of.width)];
+    let args = [place(from).as_slice(), &place(to), &[rows, groups, columns, padded].map(int)].concat();
+    let blocks = (rows * groups * padded).div_ceil(256);
+    stage.launch("copy_groups", [blocks as u32, 1, 1], 256, 0, &args)
+}
+
+/// y = the columns of each group of x from `first` on.
+pub fn slice_columns(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    first: usize,
+    columns: usize,
+    groups: usize,
+) -> Result<(), DeviceError> {
+    let (x, y) = (&step.inputs[0], &step.outputs[0]);
+    let from = Groups { matrix: stage.matrix(x).at(0, first), width: x.columns / groups };
+    let to = Groups { matrix: stage.matrix(y), width: columns };
+    copy_groups(stage, [from, to], [stage.rows(y), groups], columns, columns)
+}
+
+/// Copies each part to its columns of each group; the columns between parts become zero.
 pub fn place_columns(
     stage: &Stage<'_>,
     step: &BoundStep,
     firsts: &[usize],
     columns: usize,
+    groups: usize,
 ) -> Result<(), DeviceError> {
-    let (to, rows) = (stage.matrix(&step.outputs[0]), stage.rows(&step.outputs[0]));
+    let (y, rows) = (stage.matrix(&step.outputs[0]), [stage.rows(&step.outputs[0]), groups]);
+    let to = |first: usize| Groups { matrix: y.at(0, first), width: columns };
+    let of_part = |part: &Operand| Groups { matrix: stage.matrix(part), width: part.columns / groups };
     let ends = firsts[1..].iter().copied().chain([columns]);
     for ((part, first), end) in step.inputs.iter().zip(firsts).zip(ends) {
-        copy_rows(stage, stage.matrix(part), to.at(0, *first), rows, part.columns, end - first)?;
+        let from = of_part(part);
+        copy_groups(stage, [from, to(*first)], rows, from.width, end - first)?;
     }
     match firsts[0] {
         0 => Ok(()),
         // Copies no column, and zeros those before the first part.
-        first => copy_rows(stage, stage.matrix(&step.inputs[0]), to, rows, 0, first),
+        first => copy_groups(stage, [of_part(&step.inputs[0]), to(0)], rows, 0, first),
     }
 }
 

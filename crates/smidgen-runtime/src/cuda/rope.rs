@@ -57,7 +57,12 @@ pub fn rope_table(stage: &Stage<'_>, step: &BoundStep, spec: &RopeSpec) -> Resul
         Some(lengths) => {
             let kind = match lengths.rows {
                 Dim::Tokens => 2,
-                Dim::Boundaries | Dim::Tile { .. } | Dim::Rows | Dim::Const(_) | Dim::Audio(_) => 1,
+                Dim::Boundaries
+                | Dim::Tile { .. }
+                | Dim::Routed(_)
+                | Dim::Rows
+                | Dim::Const(_)
+                | Dim::Audio(_) => 1,
             };
             (stage.pointer(lengths), kind, stage.rows(lengths))
         }

@@ -7,9 +7,9 @@ use super::fp8::Roundings;
 use super::modules::KernelFile;
 use super::stage::Stage;
 use super::{
-    act, attention, attention_hopper, audio, audio_conv, cached_attention, chunk_attention, columns, decode,
-    elementwise, embed, few_rows, fourier, fp8, head, head_pieces, layer_norm, linear, loss, norm, objective,
-    operands, optimizer, plain_act, rope, thin,
+    act, attention, attention_hopper, audio, audio_conv, cached_attention, causal_conv, chunk_attention,
+    columns, decode, elementwise, embed, experts, few_rows, fourier, fp8, grouped, head, head_pieces,
+    layer_norm, linear, loss, norm, objective, operands, optimizer, plain_act, rope, scan, thin,
 };
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{AttentionShape, DeviceKind, Entry, Extent, Op, Storage, transfer_ops};
@@ -18,8 +18,11 @@ use smidgen_ir::{AttentionShape, DeviceKind, Entry, Extent, Op, Storage, transfe
 pub fn files() -> Vec<KernelFile> {
     let of_audio = [audio::FILE, audio_conv::FILE, layer_norm::FILE, plain_act::FILE];
     let of_attention = attention::FILES.into_iter().chain(chunk_attention::FILES);
+    let of_experts = [experts::FILE, grouped::FILE, grouped::GGUF_FILE];
     let others = [few_rows::FILE, fp8::FILE, fp8::MATMUL_FILE, objective::FILE, thin::FILE];
-    files_of_every_plan().into_iter().chain(of_attention).chain(others).chain(of_audio).collect()
+    let of_recurrence = scan::FILES.into_iter().chain([scan::DECAY_FILE, causal_conv::FILE]);
+    let of_layers = of_attention.chain(of_experts).chain(of_recurrence);
+    files_of_every_plan().into_iter().chain(of_layers).chain(others).chain(of_audio).collect()
 }
 
 /// The files of kernels that every plan loads.
@@ -56,14 +59,27 @@ pub fn files_of(op: &Op) -> Vec<KernelFile> {
     if let Op::PlaceRows { .. } | Op::TakeRows = op {
         return vec![audio::FILE];
     }
-    if let Op::CausalConv { .. } | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } = op {
+    if let Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } = op {
         return vec![audio_conv::FILE];
+    }
+    if let Op::CausalConv { .. } | Op::CausalConvWeightGrad | Op::CachedConv { .. } = op {
+        return vec![causal_conv::FILE];
+    }
+    if let Op::Decay(_) | Op::DecayGrad { .. } = op {
+        return vec![scan::DECAY_FILE];
+    }
+    if let Op::Scan(shape) | Op::ScanGrad(shape) | Op::CachedScan(shape) = op {
+        return vec![scan::file(shape), scan::DECAY_FILE];
     }
     if let Op::LayerNorm { .. } | Op::LayerNormGrad { .. } | Op::LayerNormWeightGrad { .. } = op {
         return vec![layer_norm::FILE];
     }
     if let Op::Scale { .. } | Op::AddBias | Op::Act(_) | Op::ActGrad(_) = op {
         return vec![plain_act::FILE];
+    }
+    // Every layer with experts has a dispatch.
+    if let Op::Dispatch { .. } = op {
+        return vec![experts::FILE, grouped::FILE, grouped::GGUF_FILE];
     }
     attention_of(op).map_or_else(Vec::new, attention::files)
 }
@@ -77,13 +93,16 @@ fn attention_of(op: &Op) -> Option<&AttentionShape> {
     if let Op::Attention(shape) | Op::AttentionGrad(shape) = op { Some(shape) } else { None }
 }
 
-/// The head size of attention, and the largest that its kernels support.
+/// The head size of attention or of a scan, and the largest that its kernels support.
 fn head_size(op: &Op) -> Option<(usize, usize)> {
     if let Op::ChunkAttention(shape) | Op::ChunkAttentionGrad(shape) = op {
         return Some((shape.head_dim, chunk_attention::MOST_CHANNELS));
     }
     if let Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) = op {
         return Some((shape.head_dim, attention::MOST_CHANNELS));
+    }
+    if let Op::Scan(shape) | Op::ScanGrad(shape) | Op::CachedScan(shape) = op {
+        return Some((shape.key_dim.max(shape.value_dim), scan::MOST_CHANNELS));
     }
     None
 }
@@ -119,6 +138,16 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::RmsNorm { norm, unweighted } => norm::rms_norm(stage, step, norm, *unweighted, roundings),
         Op::Dropout { p, stream, rest } => elementwise::dropout(stage, step, *p, *stream, *rest),
         Op::Linear { .. } => linear::linear(stage, step, None, 1.0),
+        Op::Route(router) => experts::route(stage, step, router),
+        Op::RouteGrad(router) => experts::route_grad(stage, step, router),
+        Op::Dispatch { experts: count } => experts::dispatch(stage, step, *count),
+        Op::SpreadRows { weighted } => experts::spread_rows(stage, step, *weighted),
+        Op::CombineRows { weighted } => experts::combine_rows(stage, step, *weighted),
+        Op::RowDots => experts::row_dots(stage, step),
+        Op::GroupedLinear { part, bias, lora } => grouped::grouped_linear(stage, step, part, *bias, *lora),
+        Op::GroupedLinearGrad { parts, scales } => grouped::grouped_linear_grad(stage, step, parts, scales),
+        Op::GroupedWeightGrad { part, scale } => grouped::grouped_weight_grad(stage, step, part, *scale),
+        Op::GroupedBiasGrad { part } => grouped::grouped_bias_grad(stage, step, part),
         Op::ScaleColumns { bias } => columns::scale_columns(stage, step, *bias),
         Op::Fourier { scale } => fourier::fourier(stage, step, *scale),
         Op::RopeTable(spec) => rope::rope_table(stage, step, spec),
@@ -126,6 +155,9 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::Attention(shape) => attention::attention(stage, step, shape),
         Op::GatedAct(kind) => act::gated_act(stage, step, *kind, roundings),
         Op::Add { scale } => elementwise::add(stage, step, *scale),
+        Op::PlaceHeads { heads, head_dim, parts } => {
+            elementwise::place_heads(stage, step, *heads, *head_dim, parts)
+        }
         Op::ScaleBy => elementwise::scale_by(stage, step),
         Op::ScaleByGrad => elementwise::scale_by_grad(stage, step),
         Op::GatherRows => elementwise::gather_rows(stage, step),
@@ -148,12 +180,19 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::AddBias => plain_act::add_bias(stage, step),
         Op::Act(kind) => plain_act::act(stage, step, *kind),
         Op::ActGrad(kind) => plain_act::act_grad(stage, step, *kind),
-        Op::CausalConv { backward } => audio_conv::causal_conv(stage, step, *backward),
         Op::ChunkAttention(shape) => chunk_attention::chunk_attention(stage, step, shape),
         Op::ChunkAttentionGrad(shape) => chunk_attention::chunk_attention_grad(stage, step, shape),
         Op::StridedConv(conv) => audio_conv::strided_conv(stage, step, conv),
         Op::JoinPlaces { places } => audio_conv::join_places(stage, step, *places),
         Op::MaskRows { .. } => audio_conv::mask_rows(stage, step),
+        Op::CausalConv { bias, backward } => causal_conv::causal_conv(stage, step, *bias, *backward),
+        Op::CausalConvWeightGrad => causal_conv::causal_conv_weight_grad(stage, step),
+        Op::CachedConv { bias } => causal_conv::cached_conv(stage, step, *bias),
+        Op::Decay(shape) => scan::decay(stage, step, shape),
+        Op::DecayGrad { shape, trains } => scan::decay_grad(stage, step, shape, *trains),
+        Op::Scan(shape) => scan::scan(stage, step, shape),
+        Op::ScanGrad(shape) => scan::scan_grad(stage, step, shape),
+        Op::CachedScan(shape) => scan::cached_scan(stage, step, shape),
         Op::ScatterRows => elementwise::scatter_rows(stage, step),
         Op::RmsNormGrad { norm, unweighted, addend } => {
             norm::rms_norm_grad(stage, step, norm, *unweighted, *addend, roundings)
@@ -166,8 +205,12 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::FourierGrad { scale } => fourier::fourier_grad(stage, step, *scale),
         Op::AttentionGrad(shape) => attention::attention_grad(stage, step, shape),
         Op::SinksGrad => elementwise::sinks_grad(stage, step),
-        Op::SliceColumns { first, .. } => operands::slice_columns(stage, step, *first),
-        Op::PlaceColumns { firsts, columns } => operands::place_columns(stage, step, firsts, *columns),
+        Op::SliceColumns { first, columns, groups } => {
+            operands::slice_columns(stage, step, *first, *columns, *groups)
+        }
+        Op::PlaceColumns { firsts, columns, groups } => {
+            operands::place_columns(stage, step, firsts, *columns, *groups)
+        }
         Op::GatedActGrad(kind) => act::gated_act_grad(stage, step, *kind, roundings),
         Op::EmbedGrad { scale, padding } => embed::embed_grad(stage, step, *scale, *padding),
         Op::FourierReg { weight } => optimizer::fourier_reg(stage, step, *weight),

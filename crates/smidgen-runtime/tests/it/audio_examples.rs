@@ -116,7 +116,7 @@ fn causal_conv(taps: usize, dtype: DType) -> Example {
     let x = draft.audio("audio", 13);
     let weight = draft.frozen_matrix("weight", 13, taps, dtype);
     let bias = draft.frozen_vector("bias", 13, dtype);
-    let y = draft.op(Op::CausalConv { backward: false }, &[x, marks, weight, bias], &["conv"])[0];
+    let y = draft.op(Op::CausalConv { bias: true, backward: false }, &[x, marks, weight, bias], &["conv"])[0];
     check(draft, &format!("causal conv of {taps}"), &["causal_conv"], y)
 }
 

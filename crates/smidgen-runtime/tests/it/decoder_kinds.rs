@@ -6,7 +6,7 @@
 use crate::decoder::{ALL_LINEARS, Choice, llama, with_head, without_biases};
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::layer::{
-    KeysAndValues, LayerNorms, NormForm, NormSpec, NormedChannels, QkNorm, Rotation, TokenInput,
+    KeysAndValues, LayerNorms, NormForm, NormSpec, NormedChannels, OutputGate, QkNorm, Rotation, TokenInput,
 };
 use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec, PerLayerEmbedding};
 use smidgen_ir::{Activation, Norm, PositionScale, RopeScaling, RopeSpec};
@@ -112,7 +112,7 @@ fn gated() -> DecoderSpec {
     .with_layers(|_, layer| layer.norms = LayerNorms::around(RMS))
     .with_attention(|layer, attention| {
         attention.qk_norm = Some(QkNorm { norm: NORM, over: NormedChannels::Head, has_weights: false });
-        attention.is_gated = true;
+        attention.gate = OutputGate::Projected;
         attention.rope = attention.rope.filter(|_| layer == 0);
     })
 }

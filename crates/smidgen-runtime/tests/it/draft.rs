@@ -201,6 +201,19 @@ impl Draft {
         )[0]
     }
 
+    /// An activation (T, columns) of the given numbers, whose gradient is checked.
+    pub fn tokens_of(&mut self, name: &str, columns: usize, values: &[f32]) -> ValueId {
+        let size = [self.extent.tokens, columns];
+        let table = self.matrix_of(&format!("{name} source"), size, DType::F32, values);
+        let op = Op::Embed { scale: 1.0, element: DType::F32, padding: None };
+        self.op(op, &[self.every_token, table], &[name])[0]
+    }
+
+    /// The experts that each token chooses.
+    pub fn choices(&mut self, name: &str, chosen: usize, values: Vec<i32>) -> ValueId {
+        self.input(name, Shape::of(Dim::Tokens, chosen), DType::I32, Content::Integers(values))
+    }
+
     /// An activation (S, columns) whose gradient is checked.
     pub fn rows(&mut self, name: &str, columns: usize) -> ValueId {
         let x = self.tokens(&format!("{name} of all tokens"), columns);

@@ -6,8 +6,8 @@
 use crate::check::check_subject;
 use crate::subject::Subject;
 use crate::{
-    adapter_examples, attention_examples, audio_examples, linear_examples, loss_examples, objective_examples,
-    offload_changes_nothing, ranks, row_examples, update_examples,
+    adapter_examples, attention_examples, audio_examples, expert_examples, linear_examples, loss_examples,
+    objective_examples, offload_changes_nothing, ranks, recurrence_examples, row_examples, update_examples,
 };
 use smidgen_ir::Op;
 use std::collections::BTreeSet;
@@ -36,6 +36,8 @@ pub fn all() -> Vec<Example> {
         adapter_examples::examples(),
         attention_examples::examples(),
         audio_examples::examples(),
+        recurrence_examples::examples(),
+        expert_examples::examples(),
         loss_examples::examples(),
         objective_examples::examples(),
         update_examples::examples(),
@@ -91,6 +93,16 @@ fn operations_of_attention() {
 #[test]
 fn operations_of_audio() {
     prove(audio_examples::examples());
+}
+
+#[test]
+fn operations_of_recurrent_mixers() {
+    prove(recurrence_examples::examples());
+}
+
+#[test]
+fn operations_of_experts() {
+    prove(expert_examples::examples());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use crate::draft::Draft;
 use crate::examples::{Example, gradient};
-use smidgen_ir::{Activation, DType, Dim, Norm, Op, PlainActivation};
+use smidgen_ir::{Activation, DType, Dim, HeadPart, Norm, Op, PlainActivation};
 
 const STORED: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
@@ -30,6 +30,9 @@ pub fn examples() -> Vec<Example> {
         layer_norm_next_to_two_branches(),
         scaled_by_a_number(DType::F32),
         scaled_by_a_number(DType::Bf16),
+        scaled_by_numbers(24, 6),
+        scaled_by_numbers(15, 15),
+        scaled_by_numbers(64, 4),
         scaled_sum(),
         sum_of_scaled_sums(),
         norm_next_to_a_residual(false),
@@ -40,6 +43,7 @@ pub fn examples() -> Vec<Example> {
         gated_act(Activation::GeluTanh),
         gated_act(Activation::Gelu),
         gated_act(Activation::Sigmoid),
+        gated_act(Activation::Identity),
         gated_act(CLAMPED),
         gated_act_of_itself(),
         gate_of_each_head(Activation::Sigmoid, 3, 11),
@@ -50,6 +54,12 @@ pub fn examples() -> Vec<Example> {
         columns_of_each_layer(&[(0, 8), (8, 8), (16, 8)], 24),
         columns_of_each_layer(&[(3, 4), (11, 5)], 19),
         columns_of_each_layer(&[(0, 9), (4, 9), (9, 3)], 13),
+        heads_with_shared_columns(3, 5, 2, 4, 9),
+        heads_with_shared_columns(4, 16, 8, 16, 32),
+        sum_of_heads(3, 7, 2, 3),
+        sum_of_heads(8, 24, 8, 8),
+        columns_of_each_head(3, 8, [(0, 4), (4, 4)]),
+        columns_of_each_head(2, 11, [(1, 3), (5, 4)]),
     ]);
     examples
 }
@@ -241,13 +251,23 @@ fn scaled_by_a_number(dtype: DType) -> Example {
     gradient(&["scale_by", "scale_by_grad"], draft.gradient_of(&format!("scaled by a number in {dtype}"), y))
 }
 
+/// A number for each of several groups of channels.
+fn scaled_by_numbers(columns: usize, numbers: usize) -> Example {
+    let mut draft = Draft::new(&[33, 37], 1);
+    let x = draft.tokens("x", columns);
+    let scale = draft.vector("scale", numbers, DType::F32);
+    let y = draft.op(Op::ScaleBy, &[x, scale], &["y"])[0];
+    let name = format!("{columns} channels scaled by {numbers} numbers");
+    gradient(&["scale_by", "scale_by_grad"], draft.gradient_of(&name, y))
+}
+
 /// Layers take their columns of one matrix, which may overlap or leave some out; layer i doubles its sum so far.
 fn columns_of_each_layer(parts: &[(usize, usize)], width: usize) -> Example {
     let mut draft = Draft::new(&[11], 1);
     let x = draft.tokens("x", width);
     let mut y = None;
     for &(first, columns) in parts {
-        let slice = draft.op(Op::SliceColumns { first, columns }, &[x], &["slice"])[0];
+        let slice = draft.op(Op::SliceColumns { first, columns, groups: 1 }, &[x], &["slice"])[0];
         let weight = draft.matrix(&format!("weight from {first}"), 7, columns, DType::F32);
         let own = draft.op(Op::Linear { bias: false, lora: None }, &[slice, weight], &["own"])[0];
         y = Some(match y {
@@ -256,6 +276,43 @@ fn columns_of_each_layer(parts: &[(usize, usize)], width: usize) -> Example {
         });
     }
     let subject = draft.gradient_of(&format!("columns {parts:?} of {width}"), y.unwrap());
+    gradient(&["slice_columns", "place_columns"], subject)
+}
+
+/// As keys and values of latent attention: heads of `own` and `shared` columns, filled up with zeros to `width`, and others of
+/// the `value` columns behind the own ones.
+fn heads_with_shared_columns(heads: usize, own: usize, shared: usize, value: usize, width: usize) -> Example {
+    let mut draft = Draft::new(&[9], 1);
+    let (x, all) = (draft.tokens("x", heads * (own + value)), draft.tokens("shared", shared + 1));
+    let part = |heads, from, columns, to| HeadPart { heads, from, columns, to };
+    let parts = vec![part(1, 1, shared, 0), part(heads, 0, own, shared)];
+    let keys = draft.op(Op::PlaceHeads { heads, head_dim: width, parts }, &[all, x], &["keys"])[0];
+    let parts = vec![part(heads, own, value, width - value)];
+    let values = draft.op(Op::PlaceHeads { heads, head_dim: width, parts }, &[x], &["values"])[0];
+    let y = draft.op(Op::Add { scale: 2.0 }, &[keys, values], &["y"])[0];
+    gradient(&["place_heads"], draft.gradient_of(&format!("{heads} heads of {width} with shared columns"), y))
+}
+
+/// Columns of all heads of x, added up.
+fn sum_of_heads(heads: usize, width: usize, from: usize, columns: usize) -> Example {
+    let mut draft = Draft::new(&[9], 1);
+    let x = draft.tokens("x", heads * width);
+    let parts = vec![HeadPart { heads, from, columns, to: 8 }];
+    let y = draft.op(Op::PlaceHeads { heads: 1, head_dim: 8 + columns, parts }, &[x], &["y"])[0];
+    gradient(&["place_heads"], draft.gradient_of(&format!("the sum of {heads} heads of {width}"), y))
+}
+
+/// Both parts of each head, multiplied by each other.
+fn columns_of_each_head(heads: usize, width: usize, parts: [(usize, usize); 2]) -> Example {
+    let mut draft = Draft::new(&[5, 6], 1);
+    let x = draft.tokens("x", heads * width);
+    let [one, other] = parts.map(|(first, columns)| {
+        let slice = draft.op(Op::SliceColumns { first, columns, groups: heads }, &[x], &["slice"])[0];
+        let weight = draft.matrix(&format!("weight from {first}"), 7, heads * columns, DType::F32);
+        draft.op(Op::Linear { bias: false, lora: None }, &[slice, weight], &["own"])[0]
+    });
+    let y = draft.op(Op::GatedAct(Activation::Identity), &[one, other], &["y"])[0];
+    let subject = draft.gradient_of(&format!("columns {parts:?} of {heads} heads of {width}"), y);
     gradient(&["slice_columns", "place_columns"], subject)
 }
 

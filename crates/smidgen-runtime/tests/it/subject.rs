@@ -5,7 +5,7 @@
 
 use crate::numbers::{Content, decode_doubles, decode_reals, encode};
 use smidgen_compile::model::layer::{LayerSpec, NormForm};
-use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec};
+use smidgen_compile::model::spec::{EmbeddingSpec, FINAL_NORM, HeadSpec};
 use smidgen_compile::passes::{join_operands, reuse_in_place};
 use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
@@ -228,9 +228,11 @@ pub fn plain_spec() -> DecoderSpec {
         ropes: vec![RopeSpec::plain(1e4, 8)],
         layers: vec![LayerSpec::like_llama(1, 1, 8, 1, 1e-5)],
         final_norm: NormForm::Rms(Norm { eps: 1e-5, plus_one: false }),
+        final_norm_path: FINAL_NORM,
         head: HeadSpec { is_tied: false, scale: 1.0, softcap: None },
         max_positions: 1,
         stored: DType::F32,
         audio: None,
+        unread_layers: 0,
     }
 }

@@ -8,6 +8,7 @@ use crate::console::downloads::hub_access;
 use crate::console::stdout::print_report;
 use crate::export::lora_file::{ExportedLora, export_lora};
 use crate::export::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
+use crate::export::modelfile;
 use crate::failure::Failure;
 use crate::machine::process_memory::read_rss;
 use crate::model_files::original::OriginalModel;
@@ -32,9 +33,12 @@ pub struct Args {
     /// Write the whole model with the adapter merged, instead of only the adapter
     #[arg(long)]
     merged: bool,
-    /// Element type of the matrices of a merged model [default: f16]
+    /// Type of the matrices of a merged model [default: f16]; Q4_K_M and Q5_K_M are mixtures as in llama.cpp
     #[arg(long = "type", requires = "merged")]
     matrices: Option<Type>,
+    /// Also write a `Modelfile` beside the file, for `ollama create`
+    #[arg(long)]
+    modelfile: bool,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -46,10 +50,19 @@ enum Type {
     F16,
     #[value(name = "q8_0")]
     Q8_0,
+    #[value(name = "q6_k")]
+    Q6K,
+    #[value(name = "q5_k_m")]
+    Q5KM,
+    #[value(name = "q4_k_m")]
+    Q4KM,
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let access = hub_access(quiet);
+    if args.modelfile {
+        modelfile::refuse_existing(&args.output)?;
+    }
     if !args.merged {
         let adapter = open_adapter(&args.adapter).map_err(|failure| match trained_model(&args.adapter) {
             Some(_) => failure.hint("`--merged` writes that model as a GGUF file"),
@@ -57,6 +70,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         })?;
         let Original { name, model } = open_original(&adapter, args.base.as_deref(), Want::Config, &access)?;
         let exported = export_lora(&adapter, &model, &args.output)?;
+        if args.modelfile {
+            modelfile::write(&args.output, Some(&name))?;
+        }
         return print_report(
             &if args.json {
                 format!("{:#}\n", lora_json(args, &name, &exported))
@@ -69,6 +85,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let matrices = match args.matrices {
         Some(Type::F32) => MatrixType::F32,
         Some(Type::Q8_0) => MatrixType::Q8_0,
+        Some(Type::Q6K) => MatrixType::Q6K,
+        Some(Type::Q5KM) => MatrixType::Q5KM,
+        Some(Type::Q4KM) => MatrixType::Q4KM,
         Some(Type::F16) | None => MatrixType::F16,
     };
     let (adapter, Original { name, model }) = open_model(args, &access)?;
@@ -80,6 +99,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         &args.output,
         ExportOptions::new(matrices),
     )?;
+    if args.modelfile {
+        modelfile::write(&args.output, None)?;
+    }
     print_report(
         &if args.json {
             format!("{:#}\n", model_json(args, &name, &exported))

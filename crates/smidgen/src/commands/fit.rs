@@ -5,9 +5,11 @@
 //! not.
 //! Left out: the data; every sample is assumed to have `max_tokens` tokens.
 
-use super::recipe_args::{RecipeArgs, read_recipe};
+use super::fit_models;
+use super::recipe_args::{read_recipe, working_directory};
 use crate::console::colour::{bad, good};
 use crate::console::downloads::hub_access;
+use crate::console::progress::CountedProgress;
 use crate::console::stdout::{print_json, print_text};
 use crate::failure::Failure;
 use crate::plan::advice::with_rank;
@@ -33,8 +35,17 @@ use textwrap::core::display_width;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    recipe: RecipeArgs,
+    /// The recipe, a TOML file [default: a table of known models]
+    recipe: Option<String>,
+    /// Keys of the recipe to override, as `section.key=value`
+    #[arg(value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Plan for this card, such as rtx-4090 [default: the recipe's, or the device of this machine]
+    #[arg(long, value_name = "NAME")]
+    card: Option<String>,
+    /// Host memory for offloaded tensors, such as 64GiB [default: the recipe's; for a card by name 32GiB]
+    #[arg(long, value_name = "SIZE")]
+    ram: Option<String>,
     /// Device memory, such as 8GiB [default: the recipe's]
     #[arg(long)]
     budget: Option<String>,
@@ -47,12 +58,22 @@ pub struct Args {
 const TOKEN_STEP: usize = 64;
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    let mut overrides = args.recipe.overrides.clone();
-    overrides.extend(args.budget.iter().map(|budget| format!("memory.budget={budget}")));
-    let (_, recipe) = read_recipe(&args.recipe.recipe, &overrides)?;
+    let is_override = |text: &String| text.contains('=') && !Path::new(text).exists();
+    let recipe = args.recipe.as_ref().filter(|recipe| !is_override(recipe));
+    let first = args.recipe.iter().filter(|recipe| is_override(recipe));
+    let mut overrides: Vec<String> = first.chain(&args.overrides).cloned().collect();
+    let keys =
+        [("memory.profile", &args.card), ("memory.host_budget", &args.ram), ("memory.budget", &args.budget)];
+    overrides.extend(keys.iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?))));
+    let Some(recipe) = recipe else {
+        let answers = fit_models::answer(&overrides, &working_directory()?, quiet)?;
+        let text = || fit_models::render(&answers);
+        return if args.json { print_json(&format!("{answers:#}\n")) } else { print_text(&text()) };
+    };
+    let (_, recipe) = read_recipe(Path::new(recipe), &overrides)?;
     let access = hub_access(quiet);
     let job = Job::prepare_with(without_data(&recipe), Purpose::Plan, &access)?;
-    let answers = answer(&job, &recipe, &access)?;
+    let answers = answer(&job, &recipe, &access, quiet)?;
     if args.json { print_json(&format!("{answers:#}\n")) } else { print_text(&render(&answers)) }
 }
 
@@ -67,7 +88,8 @@ fn without_data(recipe: &Recipe) -> Recipe {
     recipe
 }
 
-fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
+fn answer(job: &Job, recipe: &Recipe, access: &Access, quiet: bool) -> Result<Value, Failure> {
+    let progress = CountedProgress::new("searching", 5 + SHAPES.len(), quiet);
     let planned = plan_without_advice(job)?;
     let conditions = Conditions::of(job, &MemoryFacts::of(job))?;
     let demands = DemandShape::of(job, None)?.demands;
@@ -79,13 +101,21 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
     let smallest = demands.last().expect("there is a size of micro-batch");
     let most = job.request.spec.hidden;
     let fits = |rank: usize, look| fitting.fits_with(&with_rank(&job.request, rank), smallest, look);
+    progress.done(1);
     let rank = largest(most, fits).unwrap_or(0);
+    progress.done(2);
     let has_rank = !job.request.adapters.is_empty();
     let at_once = |samples: usize| samples_at_once(samples, recipe.data.max_tokens);
     let samples = largest(MOST_SAMPLES, |count, look| fitting.fits(&at_once(count), look)).unwrap_or(0);
+    progress.done(3);
+    let smallest_card = smallest_card(recipe, access);
+    progress.done(4);
+    let ranks = ranks_needed(recipe, access)?;
+    progress.done(5);
     let mut models = Vec::new();
-    for shape in &SHAPES {
+    for (number, shape) in SHAPES.iter().enumerate() {
         models.push(fit_shape(shape, recipe)?);
+        progress.done(6 + number);
     }
     models.sort_by_key(|model| model["parameters"].as_u64());
     let largest_model = models.iter().rev().find(|model| model["fits"] == json!(true));
@@ -99,8 +129,8 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
             "rank": has_rank.then_some(recipe.adapter.rank),
             "needs_bytes": least_bytes(&conditions, &job.request, &demands),
         },
-        "smallest_card": smallest_card(recipe, access),
-        "ranks": ranks_needed(recipe, access)?,
+        "smallest_card": smallest_card,
+        "ranks": ranks,
         "batch": {
             "most_at_once": samples,
             "peak_bytes": peak_bytes(conditions.solve(&job.request, &[at_once(samples.max(1))])),
@@ -124,7 +154,7 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
 const MOST_SAMPLES: usize = 4096;
 
 /// A micro-batch of this many samples, each of the maximum length.
-fn samples_at_once(samples: usize, max_tokens: usize) -> Demand {
+pub fn samples_at_once(samples: usize, max_tokens: usize) -> Demand {
     let tokens = samples * max_tokens;
     let extent = Extent { tokens, rows: tokens - samples, segments: samples, audio: 0 };
     Demand { micro_tokens: tokens, extent, step: extent, micro_steps: 1.0 }

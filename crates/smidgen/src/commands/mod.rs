@@ -11,6 +11,7 @@ pub mod doctor;
 pub mod eval;
 pub mod export;
 pub mod fit;
+pub mod fit_models;
 pub mod generate;
 pub mod import;
 pub mod inspect;
@@ -23,6 +24,7 @@ pub mod pull;
 pub mod recipe_args;
 pub mod report;
 pub mod resume;
+pub mod schema;
 pub mod train;
 
 use crate::console::progress;
@@ -46,7 +48,7 @@ struct Cli {
 enum Command {
     /// Predict memory and speed without starting the run
     Plan(plan::Args),
-    /// Find the longest samples, highest rank and largest model that fit a budget
+    /// Find which models a card can train, or the longest samples, highest rank and largest model for a recipe
     Fit(fit::Args),
     /// Show samples as the model sees them, with supervised tokens marked
     Preview(preview::Args),
@@ -74,6 +76,8 @@ enum Command {
     Bench(bench::Args),
     /// Convert another tool's configuration into a recipe
     Import(import::Args),
+    /// Print a JSON schema of recipes, for editors that complete and check them
+    Schema(schema::Args),
     /// Write a completion script for a shell
     Completions(completions::Args),
     /// Write manual pages into a folder
@@ -109,6 +113,7 @@ pub fn run() -> ExitCode {
         Command::Man(args) => man::run(args, command()),
         Command::Doctor(args) => doctor::run(args, cli.quiet),
         Command::Import(args) => import::run(args, cli.quiet),
+        Command::Schema(args) => schema::run(args),
         Command::Merge(args) => merge::run(args, cli.quiet),
         Command::Export(args) => export::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),

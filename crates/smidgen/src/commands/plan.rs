@@ -18,11 +18,13 @@ use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::RunRecord;
 use crate::report::{plan_json, plan_table};
 use crate::rows::data::Data;
-use serde_json::Value;
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
 use smidgen_compile::links::{self, LINKS, Link, NamedLink};
 use smidgen_ir::text::render_plan;
 use smidgen_recipe::{Recipe, render_job};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -94,15 +96,27 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             json["differences"] = render_differences(&facts(&json), &other_facts);
             json["against"] = other;
         }
+        if let Some(end) = end_of(planned.total_seconds()) {
+            json["ends_at"] = json!(end.to_rfc3339());
+        }
         print_json(&plan_json::render_text(&json))?;
     } else if let Some((_, other)) = &other {
         print_text(&render_comparison(&facts(&plan_json::render_json(&planned)), other))?;
     } else if args.text {
         print_lines(&render_plan(&planned.solution.plan))?;
     } else {
-        print_text(&plan_table::render_table(&job, &planned))?;
+        let end = end_of(planned.total_seconds()).filter(|_| planned.fits);
+        let end = end.map(|end| format!("  started now, it ends at {}\n", end.format("%Y-%m-%d %H:%M UTC")));
+        print_text(&(plan_table::render_table(&job, &planned) + &end.unwrap_or_default()))?;
     }
     if planned.fits { Ok(()) } else { Err(planned.refusal()) }
+}
+
+/// When a run that starts now ends, to the minute; `None` for a run of seconds.
+fn end_of(total_seconds: Option<f64>) -> Option<DateTime<Utc>> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
+    let end = now + total_seconds.filter(|seconds| *seconds >= 60.0)?;
+    DateTime::from_timestamp((end / 60.0).round() as i64 * 60, 0)
 }
 
 /// The plan to compare with: its JSON, and the same parsed.

@@ -37,6 +37,9 @@ pub fn describe(
     architecture: &'static Architecture,
     name: &str,
 ) -> Result<Description, String> {
+    if spec.experts().next().is_some() {
+        return Err("routed experts are not written to GGUF files".into());
+    }
     let attention = spec.attention().ok_or("no layer has attention")?;
     let mut describer = Describer { spec, attention, architecture, description: Description::default() };
     describer.text("general.architecture", architecture.name);
@@ -122,6 +125,7 @@ impl Describer<'_> {
         self.of_layers("attention.head_count_kv", kv_heads);
         let width = |feed_forward: &FeedForward| match feed_forward {
             FeedForward::Gated(gated) => gated.width,
+            FeedForward::Experts(experts) => experts.width,
         };
         let widths = spec.layers.iter().map(|layer| width(&layer.feed_forward)).collect();
         self.of_layers("feed_forward_length", widths);
@@ -313,7 +317,9 @@ impl Describer<'_> {
             Special::Gemma4 => {
                 let source = |attention: &AttentionSpec| match attention.source {
                     KeysAndValues::OfLayer(source) => Some(source),
-                    KeysAndValues::Projected | KeysAndValues::OneProjection => None,
+                    KeysAndValues::Projected | KeysAndValues::OneProjection | KeysAndValues::Latent(_) => {
+                        None
+                    }
                 };
                 let shared = spec.attentions().filter(|(_, attention)| source(attention).is_some()).count();
                 let first = spec.layers.len() - shared;

@@ -3,12 +3,14 @@
 //! An adapter becomes a LoRA file that llama.cpp loads next to the base (`lora_file`), or is merged into the base and
 //! written as a whole model (`model_file`, with `metadata` if the base is not a GGUF file).
 //! Rows are processed in blocks, as in a merge. A failed export leaves no file.
-//! Left out: types below 8 bits, for which llama.cpp has a quantizer, and LS-LoRA, which no weight can represent.
+//! Left out: importance matrices, with which llama.cpp has smaller types too, and LS-LoRA, which no weight can represent.
 
 mod like;
 pub mod lora_file;
+mod matrix_type;
 pub mod metadata;
 pub mod model_file;
+pub mod modelfile;
 
 #[cfg(test)]
 pub mod export_tests;

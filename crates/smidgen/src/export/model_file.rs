@@ -1,10 +1,12 @@
 //! A whole model as a GGUF file: the base, with an adapter merged if there is one.
 //!
 //! Rows are read as f32 in blocks, merged, put in the order of the file, and encoded once. Vectors are F32; matrices
-//! have the requested type, or F16 if the length of their rows is not a multiple of 32.
+//! have the requested type, or a wider one if their rows are not whole blocks (`matrix_type.rs`).
 //! Metadata comes from the base's GGUF file, or from its config and tokenizer.
 //! This needs the memory of one block in f32 and of one module's A, B and magnitude, as in a merge.
 
+use super::matrix_type::MatrixPlace;
+pub use super::matrix_type::MatrixType;
 use super::metadata::{Description, describe};
 use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::failure::Failure;
@@ -31,33 +33,6 @@ use smidgen_ir::{Block, DType, Storage};
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::Path;
-
-/// The type of matrices in the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MatrixType {
-    F32,
-    F16,
-    Q8_0,
-}
-
-impl MatrixType {
-    pub fn storage(self) -> Storage {
-        match self {
-            MatrixType::F32 => Storage::F32,
-            MatrixType::F16 => Storage::Plain(DType::F16),
-            MatrixType::Q8_0 => Storage::Gguf(Block::Q8_0),
-        }
-    }
-
-    /// The value of `general.file_type`.
-    fn file_type(self) -> u32 {
-        match self {
-            MatrixType::F32 => 0,
-            MatrixType::F16 => 1,
-            MatrixType::Q8_0 => 7,
-        }
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
@@ -144,7 +119,7 @@ pub fn export_model(
     let held = buffers.held.capacity() + options.block_bytes;
     let tokenizer = TOKENIZER_TOKEN_BYTES * spec.vocabulary as u64;
     let mut notes = described.notes;
-    notes.extend(note_on_types(&tensors, options.matrices));
+    notes.extend(note_on_types(&tensors));
     Ok(ExportedModel {
         architecture,
         kind,
@@ -172,6 +147,8 @@ fn unadapted(original: &OriginalModel) -> Vec<OutputTensor> {
 struct PlacedTensor {
     name: String,
     storage: Storage,
+    /// Whether that is the storage that the type of the file has for it.
+    is_wanted: bool,
     rows: RowOrder,
     /// Added to all values: 1 for the norms of Gemma.
     added: f32,
@@ -197,22 +174,19 @@ fn place_tensors(
             )));
         };
         let output = by_name.remove(&tensor.name).expect("`check_weights` has found every tensor");
-        let storage = match output.original.shape() {
-            [_, columns] if columns.is_multiple_of(block_of(matrices)) => matrices.storage(),
-            [_, _] => MatrixType::F16.storage(),
-            _ => Storage::F32,
+        let (storage, is_wanted) = match *output.original.shape() {
+            [_, columns] => {
+                let (layers, is_tied) = (spec.layers.len(), spec.head.is_tied);
+                let place = MatrixPlace { name: &name, columns, layers, is_tied };
+                let storage = matrices.storage(&place);
+                (storage, storage == matrices.wanted(&place))
+            }
+            _ => (Storage::F32, true),
         };
         let rows = row_order(architecture, &name, spec.head_dim());
-        Ok(PlacedTensor { rows, added: added(architecture, &name), name, storage, output })
+        Ok(PlacedTensor { rows, added: added(architecture, &name), name, storage, is_wanted, output })
     });
     placed.collect()
-}
-
-fn block_of(matrices: MatrixType) -> usize {
-    match matrices {
-        MatrixType::Q8_0 => Block::Q8_0.elements(),
-        MatrixType::F32 | MatrixType::F16 => 1,
-    }
 }
 
 /// Metadata from the base's GGUF file, or from its config and tokenizer.
@@ -323,11 +297,11 @@ fn rows_at_a_time(block_elements: usize, width: usize, order: RowOrder) -> usize
 fn refuse_overflow(tensor: &PlacedTensor, values: &[f32]) -> Result<(), Failure> {
     /// Halfway above the largest F16: this and larger numbers round to infinity.
     const BEYOND_F16: f32 = 65_520.0;
-    // The scale of a block of Q8_0 is an F16: its largest value divided by 127.
+    // The scale of a block of Q8_0 is an F16: its largest value divided by 127. Those of K blocks are smaller.
     const BEYOND_Q8_0: f32 = 127.0 * BEYOND_F16;
     let beyond = match tensor.storage {
         Storage::Plain(DType::F16) => BEYOND_F16,
-        Storage::Gguf(Block::Q8_0) => BEYOND_Q8_0,
+        Storage::Gguf(_) => BEYOND_Q8_0,
         _ => f32::INFINITY,
     };
     let Some(value) = values.iter().find(|value| value.is_nan() || value.abs() >= beyond) else {
@@ -346,17 +320,20 @@ fn refuse_overflow(tensor: &PlacedTensor, values: &[f32]) -> Result<(), Failure>
     })
 }
 
-fn note_on_types(tensors: &[PlacedTensor], matrices: MatrixType) -> Option<String> {
-    let is_other = |tensor: &&PlacedTensor| {
-        tensor.output.original.shape().len() == 2 && tensor.storage != matrices.storage()
+fn note_on_types(tensors: &[PlacedTensor]) -> Vec<String> {
+    let others = tensors.iter().filter(|tensor| !tensor.is_wanted);
+    let mut by_type: BTreeMap<String, Vec<&PlacedTensor>> = BTreeMap::new();
+    others.for_each(|tensor| by_type.entry(tensor.storage.to_string()).or_default().push(tensor));
+    let note = |(storage, tensors): (String, Vec<&PlacedTensor>)| {
+        let block = if storage == Block::Q8_0.name() { Block::Q6K } else { Block::Q8_0 };
+        format!(
+            "{} tensors are {storage}: their rows are not a multiple of {} elements, for example `{}`",
+            tensors.len(),
+            block.elements(),
+            tensors[0].output.original.name()
+        )
     };
-    let mut others = tensors.iter().filter(is_other);
-    let first = others.next()?;
-    let (name, block) = (first.output.original.name(), block_of(matrices));
-    Some(format!(
-        "{} tensors are f16: their rows are not a multiple of {block} elements, for example `{name}`",
-        1 + others.count()
-    ))
+    by_type.into_iter().map(note).collect()
 }
 
 fn count_by_type(specs: &[GgufTensorSpec]) -> BTreeMap<String, Tally> {

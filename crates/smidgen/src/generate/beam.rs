@@ -109,7 +109,7 @@ impl TokenSession {
             }
             let parents: Vec<usize> = next.iter().map(|beam| beam.slot).collect();
             for (beam, slot) in next.iter_mut().zip(slots_of_children(&parents, count)) {
-                decoder.share(executor, beam.slot, slot);
+                decoder.share(executor, beam.slot, slot)?;
                 beam.slot = slot;
             }
             beams = next;

@@ -5,10 +5,12 @@
 //! together.
 //! The logits of a sequence do not depend on the other sequences of the batch.
 //! LongRoPE rotates all tokens of a sequence with one of two lists of frequencies, chosen by its length, as in
-//! transformers. A sequence that grows over the limit, or is truncated below it, is recomputed from the beginning.
+//! transformers. A sequence that grows over the limit, or is truncated below it, is recomputed from the beginning; so is a
+//! truncated sequence of a model with recurrent layers, whose states are those after the last token only.
 //! Left out: choosing tokens (`sampler.rs`, `beam.rs`).
 
 use super::slots::Slots;
+use smidgen_compile::leaves::state_name;
 use smidgen_compile::names::{input, state};
 use smidgen_compile::{DecodeShape, DecoderSpec};
 use smidgen_ir::{Entry, Extent, Plan, RopeSpec, ValueId};
@@ -62,6 +64,8 @@ struct Leaves {
     logits: ValueId,
     /// Audio rows and the positions of the tokens that they replace; only in a plan with audio.
     audio: Option<[ValueId; 2]>,
+    /// States of recurrent layers, with the bytes of a slot's row.
+    states: Vec<(ValueId, usize)>,
 }
 
 /// One token of a run.
@@ -92,6 +96,13 @@ impl Decoder {
                     .leaf_named(input::AUDIO_ROWS)
                     .zip(plan.leaf_named(input::AUDIO_TARGETS))
                     .map(<[_; 2]>::from),
+                states: spec
+                    .recurrents()
+                    .flat_map(|(layer, recurrent)| {
+                        let states = recurrent.states(spec.hidden).into_iter();
+                        states.map(move |(name, floats)| (leaf(&state_name(layer, name)), 4 * floats))
+                    })
+                    .collect(),
             },
             shape,
             vocabulary: spec.vocabulary,
@@ -134,14 +145,27 @@ impl Decoder {
 
     /// Keeps the first `length` tokens of a slot's sequence.
     pub fn truncate(&mut self, slot: usize, length: usize) {
-        self.slots.truncate(slot, length);
+        // The states before the last token are gone.
+        let is_shorter = length < self.slots.length(slot);
+        let kept = if is_shorter && !self.leaves.states.is_empty() { 0 } else { length };
+        self.slots.truncate(slot, kept);
         self.sequences[slot].truncate(length);
     }
 
-    /// Gives slot `to` the sequence of `from`. Only row numbers are copied.
-    pub fn share<D: Device>(&mut self, executor: &mut Executor<D>, from: usize, to: usize) {
+    /// Gives slot `to` the sequence of `from`. Row numbers are copied, and states of recurrent layers.
+    pub fn share<D: Device>(
+        &mut self,
+        executor: &mut Executor<D>,
+        from: usize,
+        to: usize,
+    ) -> Result<(), DeviceError> {
         if from == to {
-            return;
+            return Ok(());
+        }
+        for (state, row_bytes) in &self.leaves.states {
+            let mut bytes = vec![0; *row_bytes];
+            executor.read_at(*state, from * row_bytes, &mut bytes)?;
+            executor.write_at(*state, to * row_bytes, &bytes);
         }
         self.slots.share(from, to);
         self.is_long[to] = self.is_long[from];
@@ -150,6 +174,7 @@ impl Decoder {
         sequence.clone_from(&self.sequences[from]);
         self.sequences[to] = sequence;
         self.write_table(executor, to, 0);
+        Ok(())
     }
 
     /// Appends tokens to sequences. Calls `on_logits` with the logits after the last new token of each and its index

@@ -158,7 +158,8 @@ impl OriginalTensor {
     pub fn is_real(&self) -> bool {
         match &self.weight {
             Weight::Plain(tensor) => can_read_as(tensor.element(), Element::F32),
-            Weight::Bnb(_) | Weight::Fp8(_) | Weight::Gguf(_) | Weight::Merged(_) => true,
+            Weight::Bnb(_) | Weight::Fp8(_) | Weight::Packed(_) | Weight::Gguf(_) => true,
+            Weight::Merged(_) | Weight::Joined(_) => true,
         }
     }
 
@@ -183,7 +184,11 @@ impl OriginalTensor {
             weight @ (Weight::Bnb(_) | Weight::Fp8(_)) => {
                 weight.storage().map_or(0, |storage| storage.bytes(self.rows(), self.row_elements()))
             }
-            Weight::Plain(_) | Weight::Gguf(_) | Weight::Merged(_) => 0,
+            Weight::Plain(_)
+            | Weight::Packed(_)
+            | Weight::Gguf(_)
+            | Weight::Merged(_)
+            | Weight::Joined(_) => 0,
         }
     }
 
@@ -222,7 +227,7 @@ impl<'a> OriginalRows<'a> {
                 quant::decode(storage, all, width, self.held, first_row * width, destination);
                 Ok(())
             }
-            weight @ (Weight::Gguf(_) | Weight::Merged(_)) => {
+            weight @ (Weight::Packed(_) | Weight::Gguf(_) | Weight::Merged(_) | Weight::Joined(_)) => {
                 let mut stored = WeightRows::open(weight).map_err(Failure::model)?;
                 let rows_at_a_time = (PIECE_BYTES / size_of::<f32>() / width.max(1)).max(1);
                 for (piece, target) in destination.chunks_mut(rows_at_a_time * width.max(1)).enumerate() {

@@ -24,17 +24,17 @@ use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::links::Link;
 use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::model::overflows_f16;
-use smidgen_compile::model::spec::HEAD;
+use smidgen_compile::model::spec::{HEAD, LinearKind};
 use smidgen_compile::request::{self, Reference};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
-use smidgen_formats::peft::ModulePattern;
+use smidgen_formats::peft::{ModulePattern, is_of_experts};
 use smidgen_hub::{Access, Want};
 use smidgen_ir::{AdamW, DeviceKind, Extent, Objective, Precision, Rank, Workload};
 use smidgen_recipe::{
-    AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, ObjectiveMistake, Optimizer, Recipe,
-    RecipePath, ReferenceMemory, ReferenceUse,
+    AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, ModelPath, ObjectiveMistake, Optimizer,
+    Recipe, RecipePath, ReferenceMemory, ReferenceUse,
 };
 use smidgen_runtime::cuda::gpu_generation::LEAST_WITH_BF16;
 
@@ -241,13 +241,28 @@ fn open_for(recipe: &Recipe, purpose: Purpose, access: &Access) -> Result<Model,
         Purpose::Plan | Purpose::Preview => Want::Config,
         Purpose::Train => Want::Weights,
     };
-    let opened = open_model(&recipe.model.path, want, access);
-    match (&opened, Shape::of(&recipe.model.path)) {
-        (Err(failure), Some(shape)) if purpose == Purpose::Plan && failure.kind == FailureKind::Network => {
-            Ok(shape.model())
+    let (path, is_plan) = (&recipe.model.path, purpose == Purpose::Plan);
+    let shape = Shape::of(path);
+    let opened = match (open_model(path, want, access), shape, path) {
+        // Nothing is asked for a name that is only a name: there is no such folder.
+        (Err(_), Some(shape), ModelPath::Folder(_)) if is_plan => return Ok(shape.model()),
+        (Err(failure), Some(shape), _) if is_plan && failure.kind == FailureKind::Network => {
+            return Ok(shape.model());
         }
-        _ => opened,
-    }
+        (opened, ..) => opened,
+    };
+    opened.map_err(|failure| match (shape, path) {
+        (Some(shape), ModelPath::Folder(_)) => failure.hint(format!(
+            "`{}` is a name for plans only; a run needs the weights: `model.path = \"{}\"`",
+            shape.name, shape.published[0]
+        )),
+        (None, ModelPath::HuggingFace(_) | ModelPath::Folder(_)) if is_plan => {
+            failure.hint_if_some(Shape::nearest(path).map(|shape| {
+                format!("`model.path = \"{}\"` plans for that shape without network", shape.name)
+            }))
+        }
+        _ => failure,
+    })
 }
 
 impl Job {
@@ -425,11 +440,37 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
         return Err(Failure::recipe(format!("`adapter.kind = {kind}` cannot adapt `{HEAD}`"))
             .hint("leave the head out of `adapter.targets`, or adapt it with `lora` or `rslora`"));
     }
+    if let Some(path) = paths.iter().find(|path| is_of_experts(path)) {
+        let kind = adapter.kind;
+        if matches!(kind, AdapterKind::Dora | AdapterKind::LsLora) {
+            return Err(Failure::recipe(format!(
+                "`adapter.kind = {kind}` cannot adapt the experts of `{path}`"
+            ))
+            .hint("leave the experts out of `adapter.targets`, or adapt them with `lora` or `rslora`"));
+        }
+        if adapter.dropout > 0.0 {
+            return Err(Failure::recipe(format!(
+                "`adapter.dropout = {}` cannot be used with an adapter on the experts of `{path}`, as in PEFT",
+                adapter.dropout
+            ))
+            .hint("set `adapter.dropout = 0`, or leave the experts out of `adapter.targets`"));
+        }
+    }
+    let is_router = |path: &&String| {
+        let mut linears = spec.linears().into_iter();
+        linears.any(|linear| linear.path == **path && linear.kind == LinearKind::Router)
+    };
+    if let Some(path) = paths.iter().find(is_router) {
+        return Err(Failure::recipe(format!("an adapter on the router `{path}` is not supported")).hint(
+            "leave it out of `adapter.targets`, or train it next to the adapter with `adapter.train`",
+        ));
+    }
     let ranks = compile_patterns("adapter.rank_pattern", &adapter.rank_pattern, &paths)?;
     let alphas = compile_patterns("adapter.alpha_pattern", &adapter.alpha_pattern, &paths)?;
     let modules = paths.into_iter().map(|path| {
-        let rank = first_match(&ranks, &path).unwrap_or(adapter.rank);
-        let alpha = first_match(&alphas, &path).unwrap_or(adapter.alpha);
+        let joined = adapter::joined_ranks(spec, &targets, &path);
+        let rank = first_match(&ranks, &path).unwrap_or(joined * adapter.rank);
+        let alpha = first_match(&alphas, &path).unwrap_or(joined as f64 * adapter.alpha);
         let scale = match adapter.kind {
             AdapterKind::RsLora => alpha / (rank as f64).sqrt(),
             _ => alpha / rank as f64,

@@ -7,18 +7,15 @@
 use serde_json::Value;
 use smidgen_compile::model::supported;
 
-const EXPERT_COUNTS: &[&str] =
-    &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"];
+const EXPERT_COUNTS: [&str; 4] = ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"];
 
 /// Parts of models, each with the keys of config.json that only models with this part set.
 #[rustfmt::skip]
 const PARTS: &[(&str, &[&str])] = &[
     ("encoder and cross attention", &["is_encoder_decoder", "cross_attention_layers"]),
-    ("mixtures of experts", EXPERT_COUNTS),
     ("state space layers", &["state_size", "mamba_d_state", "mamba_expand", "ssm_state_size", "ssm_cfg"]),
-    ("linear attention", &["linear_num_value_heads", "linear_conv_kernel_dim", "linear_attn_config"]),
+    ("linear attention", &["linear_attn_config"]),
     ("recurrent layers", &["lru_width", "rescale_every", "mlstm_round_up_to_multiple_of", "num_hops_per_iteration", "H_cycles"]),
-    ("short convolutions", &["conv_L_cache"]),
     ("latent attention", &["kv_lora_rank", "o_lora_rank"]),
     ("attention in chunks", &["attention_chunk_size"]),
     ("sparse attention with an indexer", &["index_topk"]),
@@ -39,7 +36,6 @@ const TYPES: &[(&str, &str)] = &[
     ("persimmon", LAYER_NORMS),
     ("falcon_", ""),
     ("falcon", LAYER_NORMS),
-    ("gpt_oss", "attention sinks"),
     ("gpt", POSITIONS),
     ("opt", POSITIONS),
     ("openai-gpt", POSITIONS),
@@ -51,7 +47,6 @@ const TYPES: &[(&str, &str)] = &[
     ("ernie", BIDIRECTIONAL),
     ("big_bird", BIDIRECTIONAL),
     ("bitnet", "weights of three values"),
-    ("jetmoe", "mixtures of experts"),
     ("cohere2", ""),
     ("cohere", "layer norms of queries and keys"),
 ];
@@ -145,7 +140,7 @@ fn parameters(config: &Value) -> Option<f64> {
     let layers = number(&["num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"])?;
     let width = number(&["intermediate_size", "ffn_hidden_size", "ffn_dim", "d_ff", "n_inner"]);
     let width = width.unwrap_or(4.0 * hidden);
-    let experts = number(&EXPERT_COUNTS[..4]);
+    let experts = number(&EXPERT_COUNTS);
     let width = match experts {
         Some(experts) => experts * number(&["moe_intermediate_size"]).unwrap_or(width),
         None => width,
@@ -168,7 +163,7 @@ mod tests {
                 "model_type": "jamba", "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
                 "num_experts": 16, "num_experts_per_tok": 2, "mamba_d_state": 16, "vocab_size": 65536,
             })),
-            "missing here: mixtures of experts, state space layers; a supported model of about that size is \
+            "missing here: state space layers; a supported model of about that size is \
              `hf:meta-llama/Llama-3.3-70B-Instruct`"
         );
         assert_eq!(

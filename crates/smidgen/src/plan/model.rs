@@ -7,14 +7,14 @@ use super::missing;
 use crate::failure::Failure;
 use smidgen_compile::error::ModelError;
 use smidgen_compile::model::audio::{AudioSpec, OUTSIDE_DECODER};
-use smidgen_compile::model::spec::{EMBEDDING, HeadSpec, Linear, UNTIED_HEAD};
+use smidgen_compile::model::spec::{EMBEDDING, HeadSpec, Linear, LinearKind, UNTIED_HEAD};
 use smidgen_compile::{DecoderSpec, Request, model as decoder_model};
 use smidgen_formats::element::Element;
 use smidgen_formats::model::Model;
 use smidgen_formats::quantization_claim::QuantizationClaim;
 use smidgen_formats::weight::Weight;
 use smidgen_hub::{Access, Located, Want};
-use smidgen_ir::{Code4, DType, Extent, Shape, Storage};
+use smidgen_ir::{Block, Code4, DType, Extent, Shape, Storage};
 use smidgen_recipe::{BaseFormat, ModelPath};
 use std::collections::{HashMap, HashSet};
 
@@ -73,7 +73,7 @@ fn refused_model(error: ModelError, model: &Model) -> Failure {
     let hint = match &error {
         ModelError::Unsupported { key, .. } if key == "quantization_config.quant_method" => Some(
             "use the checkpoint before its quantization: `model.base = \"nf4\"` or `\"int8\"` quantizes it while it \
-             loads; 4-bit bitsandbytes checkpoints, fp8 ones with scales of squares and GGUF files are read as stored"
+             loads; 4-bit checkpoints of bitsandbytes, GPTQ and AWQ, MXFP4, fp8 and GGUF files are read as stored"
                 .to_string(),
         ),
         ModelError::UnknownArchitecture { .. } => Some(missing::hint(model.config())),
@@ -95,7 +95,7 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
         let expected = constant_dims(&tensor.shape);
         let name = tensor.name;
         match model.weight(&name) {
-            None => problems.push(format!("`{name}` is missing")),
+            None => problems.push(format!("`{}` is missing", model.missing_part(&name).unwrap_or(&name))),
             Some(found) => {
                 let (shape, storage) = (found.shape(), found.storage());
                 // Matrices of the audio encoder may be convolutions in the file, and are not quantized.
@@ -104,7 +104,7 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
                     let is_plain = storage.is_some_and(|storage| storage.plain().is_some());
                     (elements(shape) == elements(&expected), is_plain)
                 } else {
-                    (shape == expected, is_trainable_on(&tensor.shape, storage))
+                    (is_shaped(shape, &expected), is_trainable_on(&tensor.shape, storage))
                 };
                 if !has_shape {
                     problems.push(format!("`{name}` is {shape:?}, the config says {expected:?}"));
@@ -153,15 +153,18 @@ fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
         Ok(claim) => claim,
         Err(problem) => return vec![problem],
     };
-    let linears = spec.linears().into_iter().filter(|linear| linear.layer.is_some());
+    let is_quantized = |linear: &Linear| linear.layer.is_some() && linear.kind != LinearKind::Router;
+    let linears = spec.linears().into_iter().filter(is_quantized);
     let problem = |linear: Linear| {
         let name = format!("{}.weight", linear.path);
         // What no device can read is refused elsewhere.
         let weight = model.weight(&name).filter(|weight| weight.storage().is_some())?;
         let method = match weight {
             Weight::Bnb(_) => Some("bitsandbytes"),
-            Weight::Fp8(_) => Some("fp8"),
-            Weight::Plain(_) | Weight::Merged(_) | Weight::Gguf(_) => None,
+            Weight::Fp8(ref weight) if weight.storage() == Storage::Fp8Blocks => Some("fp8"),
+            // Their tensors say what they are, by their names.
+            Weight::Fp8(_) | Weight::Packed(_) => None,
+            Weight::Plain(_) | Weight::Merged(_) | Weight::Gguf(_) | Weight::Joined(_) => None,
         };
         let stored = weight.element_name();
         match (claim.as_ref().filter(|claim| claim.covers(&linear.path)), method) {
@@ -181,6 +184,12 @@ fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
     linears.filter_map(problem).collect()
 }
 
+/// Whether a stored tensor has a shape. A convolution's weight is stored with its channels of a group, of which there is
+/// one.
+fn is_shaped(stored: &[usize], expected: &[usize]) -> bool {
+    matches!((stored, expected), ([n, 1, k], [rows, taps]) if (n, k) == (rows, taps)) || stored == expected
+}
+
 /// Whether operations can read a tensor as stored: matrices in any storage format, vectors only as plain numbers.
 fn is_trainable_on(shape: &Shape, storage: Option<Storage>) -> bool {
     storage.is_some_and(|storage| shape.0.len() == 2 || storage.plain().is_some())
@@ -195,7 +204,7 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
     let linears: HashSet<String> = spec
         .linears()
         .into_iter()
-        .filter(|linear| linear.layer.is_some())
+        .filter(|linear| linear.layer.is_some() && linear.kind != LinearKind::Router)
         .map(|linear| format!("{}.weight", linear.path))
         .collect();
     // `None` keeps a tensor as stored. Only linears of the decoder are quantized: an audio encoder is small.
@@ -210,9 +219,12 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
         BaseFormat::Nf4Single => (Some(Storage::Bnb4 { code: Code4::Nf4, double: false }), None),
     };
     let assumed = assumed_storage(spec, model);
+    let mxfp4 = experts_in_mxfp4(spec, model);
     let tensors = spec.tensors().into_iter().chain(spec.audio.iter().flat_map(AudioSpec::tensors));
     let storage = tensors.map(|tensor| {
-        let (wanted, assumed) = if linears.contains(&tensor.name) {
+        let (wanted, assumed) = if mxfp4.contains(&tensor.name) {
+            (of_linears, Storage::Gguf(Block::Mxfp4))
+        } else if linears.contains(&tensor.name) {
             (of_linears, assumed)
         } else {
             (of_others, Storage::Plain(spec.stored))
@@ -224,11 +236,29 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
     storage.collect()
 }
 
+/// The weights of experts, if the config of a model without weights says that these are MXFP4.
+fn experts_in_mxfp4(spec: &DecoderSpec, model: &Model) -> HashSet<String> {
+    if model.has_weights() || model.config()["quantization_config"]["quant_method"] != "mxfp4" {
+        return HashSet::new();
+    }
+    let experts = spec.linears().into_iter().filter(|linear| matches!(linear.kind, LinearKind::Experts(_)));
+    experts.map(|linear| format!("{}.weight", linear.path)).collect()
+}
+
 /// The storage format of linear layers according to the config, for a model without weights.
 fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
     let quantization = &model.config()["quantization_config"];
-    if !model.has_weights() && quantization["quant_method"] == "fp8" {
-        return Storage::Fp8Blocks;
+    if !model.has_weights() {
+        match quantization["quant_method"].as_str() {
+            Some("fp8") => return Storage::Fp8Blocks,
+            Some("compressed-tensors") => return Storage::Fp8Rows,
+            Some("gptq" | "awq") => {
+                let group = quantization["group_size"].as_i64().unwrap_or(128);
+                let block = if group < 0 || group % 128 == 0 { Block::Int4By128 } else { Block::Int4By32 };
+                return Storage::Gguf(block);
+            }
+            _ => {}
+        }
     }
     if model.has_weights() || quantization["load_in_4bit"] != true {
         return Storage::Plain(spec.stored);

@@ -24,7 +24,7 @@ use smidgen_compile::request::Master;
 use smidgen_compile::{Budget, Choice, Solution, SolveError, Why, smallest_resident};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, PlannedValue, Policy, Space, Storage};
-use smidgen_recipe::Compute;
+use smidgen_recipe::{Compute, Length};
 use std::collections::BTreeSet;
 use std::iter::successors;
 
@@ -39,6 +39,10 @@ pub struct Planned {
     pub host_bytes: Option<u64>,
     /// Tokens per average optimizer step of all ranks together.
     pub step_tokens: f64,
+    /// Optimizer steps of the run; `None` if the recipe counts epochs and there is no data.
+    pub total_steps: Option<u64>,
+    /// Optimizer steps of the first epoch, if there is data.
+    pub epoch_steps: Option<u64>,
     pub fits: bool,
     /// Its choices are those of the plan before.
     pub keeps_before: bool,
@@ -71,6 +75,11 @@ impl Planned {
         let step_ms = self.solution.step_ms;
         let tokens_per_s = self.step_tokens / (step_ms / 1e3);
         self.profile.has_rates().then_some(Speed { step_ms, tokens_per_s })
+    }
+
+    /// Seconds of all steps, without evaluations and checkpoints.
+    pub fn total_seconds(&self) -> Option<f64> {
+        Some(self.speed()?.step_ms / 1e3 * self.total_steps? as f64)
     }
 
     /// Counts trained parameters and all their bytes: values, copies in the type of matmuls, gradients and optimizer
@@ -216,11 +225,20 @@ impl Planned {
         let life = plan_phases(job, facts, &solution);
         notes.extend(later_needs(&life, budget_bytes).filter(|_| fits));
         let is_gpu = job.request.device == DeviceKind::Cuda;
+        let (total_steps, epoch_steps) = match (&job.data, job.recipe.train.length) {
+            (Data::Rows(rows), _) => {
+                (Some(rows.batches.total_steps()), Some(rows.batches.first_epoch_steps()))
+            }
+            (Data::Assumed { .. }, Length::Steps(steps)) => (Some(steps), None),
+            (Data::Assumed { .. }, Length::Epochs(_)) => (None, None),
+        };
         Planned {
             budget_bytes,
             offload_budget_bytes: conditions.budget.offload_bytes,
             host_bytes: is_gpu.then(|| host_bytes(job, &solution)),
             step_tokens: shape.all_tokens,
+            total_steps,
+            epoch_steps,
             fits,
             keeps_before: false,
             trains_base: !job.request.trained.is_empty(),

@@ -17,11 +17,28 @@ use std::collections::{BTreeSet, HashMap};
 pub fn chosen_tensors(recipe: &Recipe, spec: &DecoderSpec) -> Result<BTreeSet<String>, Failure> {
     let (targets, layers) = choices(recipe, spec)?;
     let trained = adapter::trained_tensors(spec, &targets, &layers).map_err(Failure::recipe)?;
+    refuse_turned(spec, &trained)?;
     if trained.is_empty() {
         return Err(Failure::recipe("`adapter.targets` and `adapter.layers` together choose no weight")
             .hint("the LM head belongs to no layer: `adapter.layers = \"all\"` trains it"));
     }
     Ok(trained)
+}
+
+/// Refuses to train experts whose files have their matrices transposed, which no file of a trained model has.
+fn refuse_turned(spec: &DecoderSpec, trained: &BTreeSet<String>) -> Result<(), Failure> {
+    let is_trained = |path: &String| trained.iter().any(|name| name.starts_with(&format!("{path}.")));
+    let turned = spec.experts().filter(|(_, experts)| experts.names.takes_turns);
+    let mut paths =
+        turned.flat_map(|(layer, experts)| experts.paths().map(|path| DecoderSpec::layer_path(layer, &path)));
+    match paths.find(is_trained) {
+        None => Ok(()),
+        Some(path) => {
+            Err(Failure::recipe(format!("`{path}` of a {} model cannot be trained", spec.model_type)).hint(
+                "adapt it: `adapter.kind = \"lora\"` with \"experts\" in `adapter.targets`, or leave it out",
+            ))
+        }
+    }
 }
 
 /// Base tensors that `adapter.train` names, which are trained in addition to an adapter on these modules.
@@ -37,6 +54,12 @@ pub fn tensors_next_to(
     let targets = adapter::Targets::Names(parts.clone());
     let trained = adapter::trained_tensors(spec, &targets, &adapter::Layers::All)
         .map_err(|error| Failure::recipe(error).context("`adapter.train`"))?;
+    if let Some((_, experts)) = spec.experts().next()
+        && let Some(name) = trained.iter().find(|name| name.contains(experts.names.experts))
+    {
+        return Err(Failure::recipe(format!("`adapter.train` cannot train `{name}` next to an adapter"))
+            .hint("adapt the experts: \"experts\" in `adapter.targets`"));
+    }
     let is_trained =
         |module: &LoraModule| trained.iter().any(|name| name.starts_with(&format!("{}.", module.path)));
     match adapters.iter().find(|module| is_trained(module)) {

@@ -3,6 +3,7 @@
 //! The solver returns data (`Reason`, `Price`); all sentences about it are made here, for the table, `plan.json` and
 //! the page.
 
+use super::numbers::milliseconds;
 use smidgen_compile::{Choice, Price, Reason, Solution, Why};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Entry, LayerSet, Phase, Plan, Policy, Sharding, Space};
@@ -16,11 +17,11 @@ pub fn render_reasons(solution: &Solution) -> Vec<String> {
 pub fn render_price(price: &Price) -> String {
     let size = format_bytes(price.saved_bytes.unsigned_abs());
     let verb = if price.saved_bytes >= 0 { "saves" } else { "needs another" };
-    let ms = price.cost_ms.abs();
+    let time = milliseconds(price.cost_ms.abs(), 0);
     let time = if price.cost_ms > -0.5 {
-        format!("adds {ms:.0} ms per step")
+        format!("adds {time} per step")
     } else {
-        format!("makes a step faster by {ms:.0} ms")
+        format!("makes a step faster by {time}")
     };
     format!("{} {verb} {size} and {time}", describe(price.choice))
 }
@@ -258,7 +259,7 @@ mod tests {
         let larger = Price { saved_bytes: -(1 << 20), cost_ms: -0.2, ..price };
         assert_eq!(render_price(&larger), "offloading weights needs another 1.00 MiB and adds 0 ms per step");
         let faster = Price { cost_ms: -1600.0, ..larger };
-        let expected = "offloading weights needs another 1.00 MiB and makes a step faster by 1600 ms";
+        let expected = "offloading weights needs another 1.00 MiB and makes a step faster by 1.6 s";
         assert_eq!(render_price(&faster), expected);
     }
 }

@@ -70,6 +70,11 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// A time of milliseconds, with this many decimals, or in seconds or minutes if it is long.
+pub fn milliseconds(ms: f64, decimals: usize) -> String {
+    if ms < 999.5 { format!("{ms:.decimals$} ms") } else { duration(ms / 1e3) }
+}
+
 /// The range of an axis, and its ticks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {

@@ -4,6 +4,7 @@
 //! The verdict is coloured; code that writes the table to a file removes the colour.
 
 use super::choices::{LayerCounts, render_price, render_reasons};
+use super::numbers::{duration, milliseconds};
 use crate::console::colour::{NOTE, bad, good};
 use crate::plan::exchange::Exchange;
 use crate::plan::job::Job;
@@ -60,7 +61,8 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     lines.push(match planned.speed() {
         Some(Speed { step_ms, tokens_per_s }) => {
             let all = if planned.world.is_alone() { "" } else { " of all ranks" };
-            format!("predicted: {step_ms:.0} ms per step, {tokens_per_s:.0} tokens/s{all} ({by})")
+            let step = milliseconds(step_ms, 0);
+            format!("predicted: {step} per step, {tokens_per_s:.0} tokens/s{all} ({by})")
         }
         None => {
             format!(
@@ -68,9 +70,22 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
             )
         }
     });
+    lines.extend(time_line(planned));
     lines.extend(planned.exchange.iter().flat_map(|exchange| exchange_lines(exchange, planned)));
     lines.extend(planned.notes.iter().chain(&planned.advice).map(|note| format!("{NOTE} {note}")));
     text + "\n" + &lines.iter().map(|line| format!("  {}\n", line.trim_end())).collect::<String>()
+}
+
+/// How long the run is, in steps and in hours.
+fn time_line(planned: &Planned) -> Option<String> {
+    let steps = |count: u64| format!("{} {}", Grouped(count), if count == 1 { "step" } else { "steps" });
+    let total = planned.total_steps?;
+    let per_epoch =
+        planned.epoch_steps.map_or(String::new(), |count| format!(", {} per epoch", Grouped(count)));
+    let time = planned.total_seconds().map_or(String::new(), |seconds| {
+        format!(": {} without evaluations and checkpoints", duration(seconds))
+    });
+    Some(format!("run: {}{per_epoch}{time}", steps(total)))
 }
 
 /// A row of a budget table.

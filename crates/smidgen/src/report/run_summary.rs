@@ -6,6 +6,7 @@
 //! memory is exact. The verdict itself is in `leak.rs`.
 
 use super::leak::Leak;
+use super::numbers::milliseconds;
 use super::run_folder::{RunRecord, State, StepRow};
 use super::series::median;
 use crate::run_folder::history::PartEnd;
@@ -291,8 +292,10 @@ impl RunSummary {
         lines.extend(self.render_memory_line());
         let SpeedSummary { tokens_per_s, step_ms, planned_step_ms, .. } = self.speed;
         if let (Some(tokens_per_s), Some(step_ms)) = (tokens_per_s, step_ms) {
-            let predicted = planned_step_ms.map_or(String::new(), |ms| format!(", predicted {ms:.1} ms"));
-            lines.push(format!("speed: {tokens_per_s:.0} tokens/s, {step_ms:.1} ms per step{predicted}"));
+            let predicted =
+                planned_step_ms.map_or(String::new(), |ms| format!(", predicted {}", milliseconds(ms, 1)));
+            let step = milliseconds(step_ms, 1);
+            lines.push(format!("speed: {tokens_per_s:.0} tokens/s, {step} per step{predicted}"));
         }
         if let (Some(first), Some(last)) = (self.loss.first, self.loss.last) {
             let best = self.loss.best_eval.map_or(String::new(), |BestEvaluation { step, eval_loss }| {

@@ -178,17 +178,33 @@ fn model_outputs(
         let shape = weight.shape().to_vec();
         Output { spec: TensorSpec { name, element, shape }, source: Source::Frozen(weight) }
     };
-    let of_decoder = job.request.spec.tensors().into_iter().map(|tensor| {
+    let of_decoder = job.request.spec.tensors().into_iter().flat_map(|tensor| {
         let weight = job.model.weight(&tensor.name).expect("the job has checked that no weight is missing");
         let element = weight.written_element();
+        if let Weight::Joined(joined) = &weight {
+            if job.request.trained.contains(&tensor.name) {
+                let mut output = Output::trained(plan, tensor.name, element);
+                (output.spec.name, output.spec.shape) = joined.as_fused();
+                return vec![output];
+            }
+            let plain = |source: &Weight| match source {
+                Weight::Plain(tensor) => Some(frozen(tensor.name().to_string(), element, source.clone())),
+                _ => None,
+            };
+            return joined.sources().iter().filter_map(plain).collect();
+        }
         let in_file = original.tensor(&tensor.name).map(|original| original.file_name().to_string());
         let name = in_file.unwrap_or_else(|| tensor.name.clone());
         if job.request.trained.contains(&tensor.name) {
             let mut output = Output::trained(plan, tensor.name, element);
             output.spec.name = name;
-            return output;
+            // The weight of a convolution has a dimension more in files.
+            if let [_, 1, _] = weight.shape() {
+                output.spec.shape = weight.shape().to_vec();
+            }
+            return vec![output];
         }
-        frozen(name, element, weight)
+        vec![frozen(name, element, weight)]
     });
     let is_beside = |name: &str| job.model.is_beside_text(name) || job.request.spec.is_unread(name);
     let beside = original

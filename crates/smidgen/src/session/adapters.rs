@@ -8,18 +8,20 @@
 use super::weights::{self, PIECE_BYTES, copy_out, leaf};
 use crate::failure::Failure;
 use crate::plan::job::Job;
+use crate::plan::trained_choice::choices;
 use serde_json::Value;
-use smidgen_compile::adapter::LoraModule;
+use smidgen_compile::adapter::{LoraModule, joined_ranks};
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, REFERENCE_COPY, trained_biases};
 use smidgen_compile::model::audio::OUTSIDE_DECODER;
-use smidgen_compile::model::spec::{EMBEDDING, HEAD};
+use smidgen_compile::model::experts::ExpertsSpec;
+use smidgen_compile::model::spec::{EMBEDDING, HEAD, LinearKind};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
 use smidgen_formats::element::Element;
 use smidgen_formats::finite::FiniteWriter;
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::peft::{
     self, AdapterConfig, AdapterFile, AdapterKey, AdapterTensor, ExpectedTensor, FourierConfig,
-    match_adapter, write_adapter,
+    is_of_experts, match_adapter, write_adapter,
 };
 use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_formats::text_names::wrapped_name;
@@ -42,9 +44,54 @@ pub struct AdapterPlace {
     pub offset: usize,
     pub bytes: usize,
     pub tensor: AdapterTensor,
+    /// How the file has B of all experts.
+    of_experts: Option<FactorOfExperts>,
+}
+
+/// B of all experts: (E·P, R) on the device, (P, R·E) in the file.
+#[derive(Clone, Copy, Debug)]
+struct FactorOfExperts {
+    experts: usize,
+    rows: usize,
+    rank: usize,
+    /// Whether the rows of gate and up take turns in the file.
+    takes_turns: bool,
+}
+
+impl FactorOfExperts {
+    /// The numbers as in the file, from those on the device, or the reverse.
+    fn turned(&self, numbers: &[f32], to_file: bool) -> Vec<f32> {
+        let FactorOfExperts { experts, rows, rank, takes_turns } = *self;
+        let mut turned = vec![0.0; numbers.len()];
+        for row in 0..rows {
+            let half = rows / 2;
+            let in_file = match takes_turns {
+                true if row < half => 2 * row,
+                true => 2 * (row - half) + 1,
+                false => row,
+            };
+            for (expert, column) in
+                (0..experts).flat_map(|expert| (0..rank).map(move |column| (expert, column)))
+            {
+                let here = (expert * rows + row) * rank + column;
+                let there = in_file * rank * experts + column * experts + expert;
+                let (from, to) = if to_file { (here, there) } else { (there, here) };
+                turned[to] = numbers[from];
+            }
+        }
+        turned
+    }
 }
 
 impl AdapterPlace {
+    /// The numbers of the tensor, or of its gradient, in the order of the file.
+    pub fn in_file_order(&self, numbers: Vec<f32>) -> Vec<f32> {
+        match &self.of_experts {
+            Some(order) => order.turned(&numbers, true),
+            None => numbers,
+        }
+    }
+
     /// The key in the adapter, or the name of the base tensor.
     pub fn name(&self) -> String {
         match &self.tensor.key {
@@ -61,7 +108,7 @@ pub fn adapter_places(plan: &Plan, request: &Request) -> Vec<AdapterPlace> {
     for (index, module) in request.adapters.iter().enumerate() {
         let path = || module.path.clone();
         places.push(whole(plan, &module.a_name(), AdapterKey::LoraA(path())));
-        places.push(whole(plan, &module.b_name(), AdapterKey::LoraB(path())));
+        places.push(factor_b(plan, request, module));
         match request.form {
             AdapterForm::Lora => {}
             AdapterForm::Dora => {
@@ -71,7 +118,8 @@ pub fn adapter_places(plan: &Plan, request: &Request) -> Vec<AdapterPlace> {
                 let row = |name: &str, key: AdapterKey, shape: Vec<usize>| {
                     let bytes = 4 * shape.iter().product::<usize>();
                     let tensor = AdapterTensor { key, element: Element::F32, shape };
-                    AdapterPlace { leaf: leaf(plan, name), offset: index * bytes, bytes, tensor }
+                    let (leaf, offset) = (leaf(plan, name), index * bytes);
+                    AdapterPlace { leaf, offset, bytes, tensor, of_experts: None }
                 };
                 places.push(row(FOURIER_COEFFICIENTS, AdapterKey::FourierWeight(path()), vec![4]));
                 places.push(row(FOURIER_SIGMA, AdapterKey::FourierSigma(path()), vec![]));
@@ -104,7 +152,37 @@ fn whole(plan: &Plan, name: &str, key: AdapterKey) -> AdapterPlace {
     let ty = &plan.value(id).ty;
     let shape = ty.shape.0.iter().map(|dim| dim.at(&plan.extent)).collect();
     let tensor = AdapterTensor { key, element: Element::F32, shape };
-    AdapterPlace { leaf: id, offset: 0, bytes: ty.bytes(&plan.extent), tensor }
+    AdapterPlace { leaf: id, offset: 0, bytes: ty.bytes(&plan.extent), tensor, of_experts: None }
+}
+
+/// B of a module; that of all experts has another order in the file.
+fn factor_b(plan: &Plan, request: &Request, module: &LoraModule) -> AdapterPlace {
+    let mut place = whole(plan, &module.b_name(), AdapterKey::LoraB(module.path.clone()));
+    let of_module = |(layer, experts): (usize, &ExpertsSpec)| {
+        let paths = experts.paths().map(|path| DecoderSpec::layer_path(layer, &path));
+        let position = paths.iter().position(|path| *path == module.path)?;
+        Some((experts.router.experts, experts.names.takes_turns && position == 0))
+    };
+    if let Some((experts, takes_turns)) = request.spec.experts().find_map(of_module) {
+        let (rows, rank) = (place.tensor.shape[0] / experts, module.rank);
+        place.tensor.shape = vec![rows, rank * experts];
+        place.of_experts = Some(FactorOfExperts { experts, rows, rank, takes_turns });
+    }
+    place
+}
+
+/// Writes a tensor as the file has it.
+fn write_place<D: Device>(
+    executor: &mut Executor<D>,
+    place: &AdapterPlace,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    if place.of_experts.is_none() {
+        return copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, out);
+    }
+    let numbers = weights::read_floats(executor, place.leaf, place.bytes / 4).map_err(io::Error::other)?;
+    let numbers = place.in_file_order(numbers);
+    numbers.iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))
 }
 
 /// Fills every adapter tensor from the adapter that the recipe names, or with initial values.
@@ -260,6 +338,15 @@ fn fill_places<D: Device>(
         if executor.plan().value(place.leaf).buffer.is_none() {
             continue;
         }
+        if let Some(order) = &place.of_experts {
+            let mut bytes = vec![0u8; place.bytes];
+            read_tensor_into(tensor, 0, Element::F32, &mut bytes, &mut scratch).map_err(Failure::model)?;
+            let numbers: Vec<f32> =
+                bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
+            let turned = order.turned(&numbers, false);
+            fill_floats(executor, place.leaf, |element| turned[element])?;
+            continue;
+        }
         for offset in (0..place.bytes).step_by(piece.len()) {
             let piece = &mut piece[..PIECE_BYTES.min(place.bytes - offset)];
             read_tensor_into(tensor, (offset / 4) as u64, Element::F32, piece, &mut scratch)
@@ -287,16 +374,14 @@ pub fn save_adapter<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &P
         let place = &places[index];
         let name = place.name();
         let mut out = FiniteWriter::new(out, &name, place.tensor.element);
-        copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, &mut out)
+        write_place(executor, place, &mut out)
     })
     .map_err(Failure::writing)?;
     let file = AdapterFile::open(folder).map_err(Failure::model)?;
     let context = format!("the adapter saved in `{}` does not read back", folder.display());
     for place in &places {
-        let (key, bytes) = (&place.tensor.key, place.offset..place.offset + place.bytes);
-        check_saved(file.tensor(key), &key.to_string(), &context, |out| {
-            copy_out(executor, place.leaf, bytes, out)
-        })?;
+        let key = &place.tensor.key;
+        check_saved(file.tensor(key), &key.to_string(), &context, |out| write_place(executor, place, out))?;
     }
     Ok(())
 }
@@ -374,7 +459,46 @@ pub fn adapter_config(job: &Job) -> AdapterConfig {
         (!job.request.trained.is_empty()).then(|| modules_to_save(&job.request, config.is_wrapped));
     config.rank_pattern = adapter.rank_pattern.clone();
     config.alpha_pattern = adapter.alpha_pattern.clone();
+    config.target_parameters = target_parameters(job, config.is_wrapped);
+    // PEFT writes the ranks of gate and up that it joined as a pattern.
+    let is_joined = |module: &&LoraModule| {
+        choices(&job.recipe, &job.request.spec)
+            .is_ok_and(|(targets, _)| joined_ranks(&job.request.spec, &targets, &module.path) > 1)
+    };
+    if let Some(module) = job.request.adapters.iter().find(is_joined) {
+        let joined = module.rank as f64 / adapter.rank as f64;
+        config.rank_pattern.push((JOINED_RANKS.to_string(), module.rank));
+        config.alpha_pattern.push((JOINED_RANKS.to_string(), joined * adapter.alpha));
+    }
     config
+}
+
+/// The pattern of modules that have the ranks of gate and up together.
+const JOINED_RANKS: &str = r".*\.gate_up_proj";
+
+/// The adapted parameters of experts: by their path in a layer if those of all layers are adapted.
+fn target_parameters(job: &Job, is_wrapped: bool) -> Vec<String> {
+    let request = &job.request;
+    let adapted: BTreeSet<&str> = request
+        .adapters
+        .iter()
+        .map(|module| module.path.as_str())
+        .filter(|path| is_of_experts(path))
+        .collect();
+    let of_layers = request.spec.experts().flat_map(|(layer, experts)| {
+        experts.paths().map(|path| (DecoderSpec::layer_path(layer, &path), path))
+    });
+    let all: Vec<(String, String)> = of_layers.collect();
+    let is_whole =
+        |ending: &String| all.iter().all(|(path, other)| other != ending || adapted.contains(path.as_str()));
+    let named = all.iter().filter(|(path, _)| adapted.contains(path.as_str())).map(|(path, ending)| {
+        match is_whole(ending) {
+            true => ending.clone(),
+            false if is_wrapped => wrapped_name(path),
+            false => path.clone(),
+        }
+    });
+    named.collect::<BTreeSet<String>>().into_iter().collect()
 }
 
 /// Paths of the base modules that are trained as a whole.
@@ -404,12 +528,17 @@ fn base_name(path: &ModelPath) -> (String, Option<String>) {
 /// Module names if they identify the adapted linear layers exactly, because every reader of the format supports
 /// those; full paths if only some layers are adapted.
 fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
+    let modules: Vec<LoraModule> =
+        modules.iter().filter(|module| !is_of_experts(&module.path)).cloned().collect();
+    let modules = modules.as_slice();
     if spec.audio.is_some() {
         return target_endings(modules, spec);
     }
     let name = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
     let names: BTreeSet<String> = modules.iter().map(|module| name(&module.path)).collect();
-    let named = spec.linears().into_iter().filter(|linear| names.contains(&name(&linear.path))).count();
+    // Parameters of experts and routers are no linears of transformers.
+    let linears = spec.linears().into_iter().filter(|linear| linear.kind == LinearKind::Dense);
+    let named = linears.filter(|linear| names.contains(&name(&linear.path))).count();
     if named == modules.len() {
         return names.into_iter().collect();
     }
@@ -435,6 +564,9 @@ fn whole_expression(job: &Job, is_wrapped: bool) -> Option<String> {
 /// An expression for targets that are modules of a text model: towers have modules with the same names.
 fn wrapped_targets(targets: Value) -> Value {
     let names: Vec<&str> = targets.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if names.is_empty() {
+        return targets;
+    }
     let (head, inside): (Vec<&str>, Vec<&str>) = names.into_iter().partition(|name| *name == HEAD);
     let inside = inside.iter().map(|name| name.strip_prefix("model.").unwrap_or(name).replace('.', r"\."));
     let inside = format!(r".*language_model\.(.*\.)?({})", inside.collect::<Vec<_>>().join("|"));

@@ -289,7 +289,7 @@ fn checkpoints_of_other_kinds_get_a_hint() {
     );
     assert!(!said(&["model.path=./Qwen/Qwen2.5-7B-Instruct"]).contains("hf:Qwen"));
     let config = scratch.json("model/config.json");
-    for method in ["awq", "gptq"] {
+    for method in ["hqq", "quanto"] {
         let mut quantized = config.clone();
         quantized["quantization_config"] = serde_json::json!({ "quant_method": method });
         scratch.write("model/config.json", quantized.to_string());

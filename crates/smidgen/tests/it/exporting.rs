@@ -78,3 +78,23 @@ fn what_cannot_be_exported_is_refused_by_name() {
     scratch.refused(2, &[&model[..], &["--merged", "--base", "x"]].concat(), &["`--base` needs an adapter"]);
     scratch.refused(2, &["export", "absent", "--output", "a.gguf", "--merged"], &["`absent` was not found"]);
 }
+
+/// A hidden size of 256, so that matrices are whole blocks; the file trains like any other.
+#[test]
+fn mixtures_of_llama_cpp_are_written_with_a_modelfile() {
+    let scratch = Scratch::of("gguf-kquants");
+    let arguments =
+        ["export", "adapter", "--output", "out/whole.gguf", "--merged", "--modelfile", "--type", "q4_k_m"];
+    let ended = scratch.run(&arguments);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    let modelfile = std::fs::read_to_string(scratch.path("out/Modelfile")).unwrap();
+    assert_eq!(modelfile, "FROM ./whole.gguf\n");
+    let file = GgufFile::open(&scratch.path("out/whole.gguf")).unwrap();
+    assert_eq!(file.metadata().whole("general.file_type"), Ok(Some(15)));
+    let storage = |name: &str| file.tensor(name).unwrap().storage.to_string();
+    let found = ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_v.weight"].map(storage);
+    assert_eq!(found, ["q6_k", "q4_k", "q6_k"]);
+    scratch.train("run", &["model.path=out/whole.gguf", "train.steps=1"]);
+    let again = ["export", "adapter", "--output", "out/other.gguf", "--merged", "--modelfile"];
+    scratch.refused(1, &again, &["`out/Modelfile` already exists"]);
+}

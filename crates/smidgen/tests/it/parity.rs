@@ -9,12 +9,13 @@ use smidgen::internal::{
 };
 use smidgen_compile::{AdapterForm, compile};
 use smidgen_data::micro_batch::MicroBatch;
-use smidgen_formats::peft::AdapterKey;
+use smidgen_formats::peft::{AdapterKey, key_in_file};
 use smidgen_formats::safetensors::SafetensorsFile;
 use smidgen_formats::text_names::wrapped_name;
 use smidgen_ir::{DeviceKind, Entry, Extent, LayerSet, Policy, ValueId, ValueRole};
 use smidgen_recipe::{RecipeSource, parse_recipe};
 use smidgen_runtime::{AnyDevice, Executor};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 const SEED: u64 = 42;
@@ -35,6 +36,8 @@ macro_rules! replays {
 replays! {
     cohere2 = "cohere2",
     cohere2_full = "cohere2-full",
+    deepseek_v2 = "deepseek-v2",
+    deepseek_v3 = "deepseek-v3",
     gemma = "gemma",
     gemma2 = "gemma2",
     gemma3_full = "gemma3-full",
@@ -43,6 +46,7 @@ replays! {
     gemma3_wrapped = "gemma3-wrapped",
     gemma4 = "gemma4",
     gemma4_e = "gemma4-e",
+    gemma4_moe = "gemma4-moe",
     gguf_full = "gguf-full",
     gguf_gemma2 = "gguf-gemma2",
     gguf_gemma3 = "gguf-gemma3",
@@ -53,7 +57,15 @@ replays! {
     gguf_qwen2 = "gguf-qwen2",
     gguf_qwen3 = "gguf-qwen3",
     glm4 = "glm4",
+    glm4_lite = "glm4-lite",
+    glm4_moe = "glm4-moe",
+    gpt_oss = "gpt-oss",
     granite = "granite",
+    granite_hybrid = "granite-hybrid",
+    granite_hybrid_full = "granite-hybrid-full",
+    granitemoe = "granitemoe",
+    lfm2 = "lfm2",
+    lfm2_full = "lfm2-full",
     llama_bias_linear = "llama-bias-linear",
     llama_bnb_fp4 = "llama-bnb-fp4",
     llama_bnb_nf4 = "llama-bnb-nf4",
@@ -72,14 +84,18 @@ replays! {
     llama_lslora = "llama-lslora",
     llama_mha = "llama-mha",
     llama_nf4_single = "llama-nf4-single",
+    minimax_m2 = "minimax-m2",
     ministral3 = "ministral3",
     mistral_full = "mistral-full",
     mistral_window = "mistral-window",
     mistral3_wrapped = "mistral3-wrapped",
+    mistral4_wrapped = "mistral4-wrapped",
+    mixtral = "mixtral",
     muse_glimmer = "muse-glimmer",
     muse_glimmer_full = "muse-glimmer-full",
     olmo2 = "olmo2",
     olmo3 = "olmo3",
+    olmoe = "olmoe",
     phi3 = "phi3",
     phi3_dora = "phi3-dora",
     phi3_full = "phi3-full",
@@ -91,9 +107,13 @@ replays! {
     qwen2_bias_all = "qwen2-bias-all",
     qwen2_bias_lora_only = "qwen2-bias-lora-only",
     qwen2_dora = "qwen2-dora",
+    qwen2_moe = "qwen2-moe",
     qwen2_nf4 = "qwen2-nf4",
     qwen3 = "qwen3",
+    qwen3_5 = "qwen3-5",
+    qwen3_5_full = "qwen3-5-full",
     qwen3_full = "qwen3-full",
+    qwen3_moe = "qwen3-moe",
     seed_oss = "seed-oss",
     smollm3 = "smollm3",
 }
@@ -323,6 +343,8 @@ impl<'a> Replay<'a> {
     fn compare_tensors(&mut self, gradient: bool, recorded: &str, tolerance: f32) {
         let places = adapters::adapter_places(self.executor.plan(), &self.job.request);
         assert!(places.len() >= 2, "{} tensors", places.len());
+        let keys: Vec<AdapterKey> = places.iter().map(|place| place.tensor.key.clone()).collect();
+        let modules: BTreeSet<&str> = keys.iter().filter_map(AdapterKey::module).collect();
         for place in places {
             let leaf = match &self.executor.plan().value(place.leaf).role {
                 ValueRole::Leaf(leaf) if gradient => leaf.gradient.expect("it is trained"),
@@ -332,11 +354,14 @@ impl<'a> Replay<'a> {
             let name = if self.job.request.adapters.is_empty() {
                 self.executor.plan().value(place.leaf).name.clone()
             } else {
-                place.name()
+                match key_in_file(&place.tensor.key, &modules) {
+                    AdapterKey::BaseTensor(name) => name,
+                    key => key.to_string(),
+                }
             };
             let name = format!("{recorded}.{}", self.recorded_name(&name));
             let expected = self.case.tensor(&name);
-            let mut got = self.read(leaf, &place);
+            let mut got = place.in_file_order(self.read(leaf, &place));
             if let (AdapterForm::Fourier { reg }, AdapterKey::FourierWeight(_), true) =
                 (self.job.request.form, &place.tensor.key, gradient)
             {

@@ -253,7 +253,8 @@ impl Scratch {
         let text = replace(text, r"\d+ tok/s", "N tok/s");
         let text = replace(text, r" mem \d+\.\d+/", " mem N/");
         let text = replace(text, r" eta \w+", " eta N");
-        let text = replace(text, r"\d+ ms per step, \d+ tokens/s", "N ms per step, N tokens/s");
+        let text = replace(text, r"[\d.]+ m?s per step, \d+ tokens/s", "N ms per step, N tokens/s");
+        let text = replace(text, r"per epoch: .* without evaluations", "per epoch: N without evaluations");
         let text = replace(text, r"loss \d+\.\d{4}( to \d+\.\d{4})?", "loss X");
         let text = replace(text, r"memory: peak .*", "memory: N");
         replace(text, r"free \d+\.\d+ [KMGT]iB", "free N GiB")

@@ -565,11 +565,4 @@ fn unsupported_settings_and_tensors_are_named() {
         "`llama.attention.head_count_kv` is an array of 2 x u32, not a whole number from 0"
     );
     assert_eq!(refused(&Metadata::default(), &[]), "the metadata has no `general.architecture`");
-    let mut split = sizes("llama");
-    split.set("split.count", Value::U16(3));
-    split.set("split.no", Value::U16(0));
-    assert_eq!(
-        refused(&split, &[]),
-        "this is file 1 of 3 of a split model; merge them with `llama-gguf-split --merge`"
-    );
 }

@@ -219,7 +219,7 @@ fn invalid_tensors_are_refused() {
     );
     assert_eq!(
         refused(number, &10_u32.to_le_bytes()),
-        "tensor `t` has the type Q2_K (10), which is not supported (supported: \
+        "tensor `t` has the type IQ2_XXS (16), which is not supported (supported: \
          F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16)"
     );
     assert!(
@@ -309,4 +309,53 @@ fn what_cannot_be_written_is_refused_and_leaves_the_old_file() {
     assert!(attempt(&odd, &[x], 8).starts_with("`general.alignment` is not a power of two"));
     assert_eq!(fs::read_to_string(&path).unwrap(), "old");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+/// Writes the parts of a split model and returns the path of the first.
+fn write_split(folder: &Path, count: u16, tensors: u64) -> std::path::PathBuf {
+    let path = |part: u16| folder.join(format!("m-{:05}-of-{count:05}.gguf", part + 1));
+    for part in 0..count {
+        let metadata = metadata(&[
+            ("split.no", Value::U16(part)),
+            ("split.count", Value::U16(count)),
+            ("split.tensors.count", Value::U64(tensors)),
+        ]);
+        let specs = [spec(&format!("t{part}"), &[3], Storage::Plain(DType::F32))];
+        write_gguf(&path(part), &metadata, &specs, |_, w| w.write_all(&[part as u8; 12])).unwrap();
+    }
+    path(0)
+}
+
+#[test]
+fn the_files_of_a_split_model_are_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = GgufFile::open(&write_split(folder.path(), 3, 3)).unwrap();
+    assert_eq!(file.tensors().len(), 3);
+    for part in 0..3u8 {
+        let mut read = [9; 12];
+        file.read_at(file.tensor(&format!("t{part}")).unwrap(), 0, &mut read).unwrap();
+        assert_eq!(read, [part; 12]);
+    }
+}
+
+#[test]
+fn split_models_that_are_not_whole_are_refused() {
+    let said = |path: &Path| GgufFile::open(path).unwrap_err().problem.to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let first = write_split(folder.path(), 2, 2);
+    let second = folder.path().join("m-00002-of-00002.gguf");
+    assert_eq!(
+        said(&second),
+        "this is file 2 of 2 of a split model; name the first one, `m-00001-of-00002.gguf`"
+    );
+    let renamed = folder.path().join("m.gguf");
+    fs::copy(&first, &renamed).unwrap();
+    assert!(said(&renamed).contains("does not end with `-00001-of-00002.gguf`"), "{}", said(&renamed));
+    fs::copy(&first, &second).unwrap();
+    assert!(said(&first).contains("is file 2 of 2 of a split model"), "{}", said(&first));
+    fs::remove_file(&second).unwrap();
+    assert!(said(&first).starts_with("`m-00002-of-00002.gguf` beside it"), "{}", said(&first));
+    let folder = tempfile::tempdir().unwrap();
+    let other = said(&write_split(folder.path(), 2, 5));
+    assert_eq!(other, "the files of the split model have 2 tensors, and `split.tensors.count` is 5");
 }

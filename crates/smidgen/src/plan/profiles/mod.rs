@@ -58,6 +58,9 @@ impl ChosenProfile {
         let name = &self.device.name;
         match &self.origin {
             Origin::Measured => "the profile measured on this machine".to_owned(),
+            Origin::Nearest | Origin::Named if cards::find(name).is_some_and(|card| !card.is_measured()) => {
+                format!("the built-in profile `{name}`, from its data sheet, not measured")
+            }
             Origin::Nearest | Origin::Named => format!("the built-in profile `{name}`"),
             Origin::File(path) => format!("the profile in `{}`", path.display()),
             Origin::Assumed => format!("an unknown GPU, choices are made as for `{name}`"),

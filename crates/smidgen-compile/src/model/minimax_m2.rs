@@ -1,0 +1,46 @@
+//! `model_type = "minimax_m2"`: MiniMax-M2.
+//!
+//! Norms of queries and keys over all heads, a part of each head rotated, and routed experts in every layer with sigmoid
+//! scores, which are corrected for the choice and renormalized.
+
+use super::config::Config;
+use super::experts::{ExpertNames, ExpertTargets, ExpertsSpec};
+use super::family::Family;
+use super::layer::NormedChannels;
+use super::llama::read_like_llama;
+use super::routed::{activation_of, read_router};
+use super::spec::DecoderSpec;
+use crate::error::ModelError;
+use smidgen_ir::{RopeScaling, Router, RouterScores};
+
+const NAMES: ExpertNames = ExpertNames {
+    correction: "mlp.e_score_correction_bias",
+    targets: ExpertTargets::Numbered,
+    ..ExpertNames::QWEN
+};
+
+pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
+    let mut spec = read_like_llama(config, family)?;
+    // Published files say how many channels are rotated, transformers which part of a head.
+    if let Some(dim) =
+        config.size("rotary_dim")?.filter(|_| config.rotary_shares().is_ok_and(|all| all.is_empty()))
+    {
+        if spec.ropes[0].scaling != RopeScaling::Default || dim % 2 > 0 || dim > spec.head_dim() {
+            return Err(ModelError::unsupported(
+                "rotary_dim",
+                dim.to_string(),
+                "even sizes up to `head_dim`",
+            ));
+        }
+        spec.ropes[0].dim = dim;
+    }
+    let router = Router {
+        scores: RouterScores::Sigmoid,
+        is_corrected: true,
+        renormalizes: true,
+        ..read_router(config, &["num_local_experts", "num_experts"])?
+    };
+    let width = config.required_dimension("intermediate_size")?;
+    let experts = ExpertsSpec { names: NAMES, ..ExpertsSpec::like_qwen(router, width, activation_of(&spec)) };
+    Ok(spec.with_qk_norms(NormedChannels::AllHeads).with_experts(&experts, |_| true))
+}

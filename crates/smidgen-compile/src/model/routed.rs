@@ -1,0 +1,161 @@
+//! What configs with routed experts share: the number of experts under several names, layers that stay dense, and keys that
+//! would add something to the loss or noise to the router.
+//!
+//! Left out: what a family adds, which its own file reads.
+
+use super::config::{Config, MOST_CHANNELS};
+use super::experts::{ExpertsSpec, SharedExpert};
+use super::layer::{FeedForward, GatedNames, GatedSpec, LayerSpec};
+use super::spec::DecoderSpec;
+use crate::error::ModelError;
+use serde_json::json;
+use smidgen_ir::{Activation, Router, RouterGroups, RouterScores};
+
+/// Most experts of a layer.
+const MOST_EXPERTS: usize = 4096;
+
+/// The activation that the config names for every feed-forward.
+pub fn activation_of(spec: &DecoderSpec) -> Activation {
+    let of = |layer: &LayerSpec| match &layer.feed_forward {
+        FeedForward::Gated(gated) => gated.activation,
+        FeedForward::Experts(experts) => experts.activation,
+    };
+    spec.layers.first().map_or(Activation::Silu, of)
+}
+
+/// A router that takes the softmax of all experts, whose number is at the first of `keys` that the config has.
+pub fn read_router(config: &Config<'_>, keys: &[&'static str]) -> Result<Router, ModelError> {
+    let key = keys.iter().find(|key| config.has_own(key)).unwrap_or(&keys[0]);
+    read_router_at(config, key, "num_experts_per_tok")
+}
+
+/// As [`read_router`], with the keys of the number of experts and of how many a token chooses.
+pub fn read_router_at(
+    config: &Config<'_>,
+    experts_key: &'static str,
+    chosen_key: &'static str,
+) -> Result<Router, ModelError> {
+    let (experts, chosen) = (config.required_size(experts_key)?, config.required_size(chosen_key)?);
+    refuse_noise_and_loss(config)?;
+    Router {
+        experts,
+        chosen,
+        scores: RouterScores::Softmax,
+        is_corrected: false,
+        groups: None,
+        renormalizes: config.flag("norm_topk_prob", false)?,
+        scale: 1.0,
+        has_expert_scales: false,
+    }
+    .checked()
+}
+
+/// Refuses a loss of the router and noise in its input.
+fn refuse_noise_and_loss(config: &Config<'_>) -> Result<(), ModelError> {
+    if config.scale("router_aux_loss_coef")?.is_some_and(|coefficient| coefficient != 0.0) {
+        let supported = "false, or `router_aux_loss_coef = 0`: the router has no loss of its own";
+        config.refuse("output_router_logits", &[json!(false)], supported)?;
+    }
+    config.refuse("router_jitter_noise", &[json!(0), json!(0.0)], "0")
+}
+
+/// A router as in DeepSeek-V3 and GLM: sigmoid scores, which a stored number corrects for the choice, groups, and a factor.
+pub fn read_sigmoid_router(config: &Config<'_>, keys: &[&'static str]) -> Result<Router, ModelError> {
+    let router = Router {
+        scores: RouterScores::Sigmoid,
+        is_corrected: true,
+        groups: read_groups(config, 2)?,
+        scale: config.float("routed_scaling_factor")?.unwrap_or(1.0),
+        ..read_router(config, keys)?
+    };
+    router.checked()
+}
+
+/// Layers behind the last one that predict further tokens: published checkpoints have them, and they are not read.
+pub fn further_layers(config: &Config<'_>) -> Result<usize, ModelError> {
+    let own = config.count("num_nextn_predict_layers")?;
+    Ok(own.or(config.count("num_mtp_layers")?).unwrap_or(0))
+}
+
+/// Experts of a router with the sizes of DeepSeek's configs: `n_shared_experts` are one feed-forward for every token.
+pub fn read_with_shared(
+    config: &Config<'_>,
+    spec: &DecoderSpec,
+    router: Router,
+    shared_bias: bool,
+) -> Result<ExpertsSpec, ModelError> {
+    let width = config.dimension("moe_intermediate_size")?;
+    let width = width.ok_or(ModelError::Missing { key: "moe_intermediate_size" })?;
+    let (activation, shared) = (activation_of(spec), config.count("n_shared_experts")?.unwrap_or(0));
+    if shared > MOST_EXPERTS || shared * width > MOST_CHANNELS {
+        let supported = "shared experts with up to 4194304 channels in all";
+        return Err(ModelError::unsupported("n_shared_experts", shared.to_string(), supported));
+    }
+    let gated = GatedSpec {
+        module: "mlp.shared_experts",
+        names: GatedNames::USUAL,
+        width: shared * width,
+        activation,
+        is_fused: false,
+        bias: shared_bias,
+    };
+    Ok(ExpertsSpec {
+        shared: (shared > 0).then_some(SharedExpert { gated, gate: None }),
+        ..ExpertsSpec::like_qwen(router, width, activation)
+    })
+}
+
+/// The groups of a router, if there is more than one; a group counts as much as so many of its best experts.
+pub fn read_groups(config: &Config<'_>, best: usize) -> Result<Option<RouterGroups>, ModelError> {
+    let count = config.size("n_group")?.unwrap_or(1);
+    let chosen = config.size("topk_group")?.unwrap_or(1);
+    if chosen > count {
+        let what = format!("`topk_group = {chosen}` is more than `n_group = {count}`");
+        return Err(ModelError::Contradiction { what });
+    }
+    Ok((count > 1).then_some(RouterGroups { count, chosen, best }))
+}
+
+/// What is checked after a router is complete.
+pub trait Checked: Sized {
+    fn checked(self) -> Result<Self, ModelError>;
+}
+
+impl Checked for Router {
+    fn checked(self) -> Result<Router, ModelError> {
+        let Router { experts, chosen, groups, .. } = self;
+        let what = match groups {
+            _ if experts > MOST_EXPERTS => {
+                let supported = "up to 4096 experts in a layer";
+                return Err(ModelError::unsupported("num_experts", experts.to_string(), supported));
+            }
+            _ if chosen > experts => format!("tokens choose {chosen} of {experts} experts"),
+            Some(RouterGroups { count, .. }) if !experts.is_multiple_of(count) => {
+                format!("{experts} experts cannot form {count} groups")
+            }
+            Some(RouterGroups { count, chosen: kept, .. }) if chosen > kept * (experts / count) => {
+                format!("tokens choose {chosen} experts, and {kept} of {count} groups have fewer")
+            }
+            _ => return Ok(self),
+        };
+        Err(ModelError::Contradiction { what })
+    }
+}
+
+impl DecoderSpec {
+    /// Replaces the feed-forward of the layers for which the function says so.
+    pub fn with_experts(self, experts: &ExpertsSpec, has_experts: impl Fn(usize) -> bool) -> DecoderSpec {
+        self.with_layers(|index, layer| {
+            if has_experts(index) {
+                layer.feed_forward = FeedForward::Experts(Box::new(experts.clone()));
+            }
+        })
+    }
+}
+
+/// Which layers have experts in Qwen's models: every `decoder_sparse_step`-th that `mlp_only_layers` does not name.
+pub fn sparse_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
+    let step = config.size("decoder_sparse_step")?.unwrap_or(1);
+    let dense = config.counts("mlp_only_layers")?.unwrap_or_default();
+    Ok((0..layers).map(|layer| !dense.contains(&layer) && (layer + 1).is_multiple_of(step)).collect())
+}

@@ -1,0 +1,176 @@
+//! Experts in checkpoints: which tensors of a folder hold the matrices of all experts of a layer, in each published layout.
+//!
+//! Callers see one matrix of gate and up and one of down for each layer, with the rows of all experts one after the other, and
+//! names as in transformers 5. Files have it fused in three dimensions, perhaps transposed with gate and up in turns
+//! (gpt-oss), or as a tensor for each expert and projection (most published models).
+//! Left out: GGUF files (`gguf/`), whose tables name the tensors of experts.
+
+use crate::folder::ModelFolder;
+use crate::joined::{JoinedWeight, RowsOf, Turned};
+use crate::tensor_ref::TensorRef;
+use crate::weight::Weight;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The experts of a folder.
+#[derive(Clone, Debug, Default)]
+pub struct ExpertWeights {
+    weights: BTreeMap<String, JoinedWeight>,
+    /// Names of tensors in the files that belong to `weights`, or that callers see under another name.
+    parts: BTreeSet<String>,
+    /// Tensors under other names than in the files.
+    renamed: BTreeMap<String, String>,
+    /// Tensors that a layer with a tensor for each expert lacks.
+    missing: BTreeMap<String, String>,
+}
+
+/// The endings of a tensor for each expert: gate, up and down.
+const OF_EXPERTS: [[&str; 3]; 2] =
+    [["gate_proj.weight", "up_proj.weight", "down_proj.weight"], ["w1.weight", "w3.weight", "w2.weight"]];
+
+/// Fused tensors: the ending in the file, and the ending here.
+const FUSED: [(&str, &str); 6] = [
+    (".experts.gate_up_proj", ".experts.gate_up_proj.weight"),
+    (".experts.down_proj", ".experts.down_proj.weight"),
+    (".experts.gate_up_proj_bias", ".experts.gate_up_proj.bias"),
+    (".experts.down_proj_bias", ".experts.down_proj.bias"),
+    (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.experts.gate_up_proj.weight"),
+    (".block_sparse_moe.output_linear.weight", ".block_sparse_moe.experts.down_proj.weight"),
+];
+
+/// Parts of names that transformers 5 changed: the ending in the file, and the ending here.
+const RENAMED: [(&str, &str); 3] = [
+    (".block_sparse_moe.gate.weight", ".mlp.gate.weight"),
+    (".block_sparse_moe.e_score_correction_bias", ".mlp.e_score_correction_bias"),
+    (".block_sparse_moe.router.layer.weight", ".block_sparse_moe.router.weight"),
+];
+
+/// Models whose fused tensors have a column for each row of the matrix, and whether those of gate and up take turns.
+const TURNED: [(&str, bool); 2] = [("gpt_oss", true), ("llama4_text", false)];
+
+impl ExpertWeights {
+    pub fn find(folder: &ModelFolder) -> ExpertWeights {
+        let mut found = ExpertWeights::default();
+        let config = folder.config();
+        let text = config.get("text_config").unwrap_or(config);
+        let model_type = text.get("model_type").and_then(|kind| kind.as_str()).unwrap_or_default();
+        let turned = TURNED.iter().find(|(name, _)| *name == model_type).map(|(_, turns)| *turns);
+        let mut single: BTreeMap<String, BTreeMap<usize, BTreeMap<&str, TensorRef>>> = BTreeMap::new();
+        for name in folder.tensor_names() {
+            if let Some((module, expert, ending)) = split_expert(name)
+                && let Some(tensor) = folder.tensor(name)
+            {
+                single
+                    .entry(module.to_string())
+                    .or_default()
+                    .entry(expert)
+                    .or_default()
+                    .insert(ending, tensor);
+                continue;
+            }
+            if let Some((front, to)) = renamed(name, &RENAMED) {
+                found.renamed.insert(format!("{front}{to}"), name.to_string());
+                found.parts.insert(name.to_string());
+            }
+            if let Some((front, to)) = renamed(name, &FUSED)
+                && let Some(weight) = folder.tensor(name).and_then(|tensor| fused(tensor, to, turned))
+            {
+                found.weights.insert(format!("{front}{to}"), weight);
+                found.parts.insert(name.to_string());
+            }
+        }
+        for (module, experts) in single {
+            found.add_single(&module, &experts);
+        }
+        found
+    }
+
+    /// Joins the tensors of each expert of a module.
+    fn add_single(&mut self, module: &str, experts: &BTreeMap<usize, BTreeMap<&'static str, TensorRef>>) {
+        let count = experts.keys().next_back().map_or(0, |last| last + 1);
+        let of_any = |endings: &&[&str; 3]| experts.values().any(|tensors| tensors.contains_key(endings[0]));
+        let Some([gate, up, down]) = OF_EXPERTS.iter().find(of_any) else { return };
+        let target = module.replace(".block_sparse_moe.", ".mlp.");
+        for (name, endings) in [("gate_up_proj", &[*gate, *up][..]), ("down_proj", &[*down][..])] {
+            let name = format!("{target}.{name}.weight");
+            let (mut sources, mut missing) = (Vec::new(), None);
+            for expert in 0..count {
+                for ending in endings {
+                    match experts.get(&expert).and_then(|tensors| tensors.get(ending)) {
+                        Some(tensor) => sources.push(Weight::Plain(tensor.clone())),
+                        None => missing = missing.or(Some(format!("{module}.{expert}.{ending}"))),
+                    }
+                }
+            }
+            let names = (0..count)
+                .flat_map(|expert| endings.iter().map(move |end| format!("{module}.{expert}.{end}")));
+            self.parts.extend(names);
+            match (missing, JoinedWeight::of_whole(sources)) {
+                (Some(missing), _) => {
+                    self.missing.insert(name, missing);
+                }
+                (None, Some(weight)) => {
+                    self.weights.insert(name, weight);
+                }
+                (None, None) => {}
+            }
+        }
+    }
+
+    /// The matrix of all experts with this name, or a tensor that has another name in the file.
+    pub fn weight(&self, folder: &ModelFolder, name: &str) -> Option<Weight> {
+        let renamed = || self.renamed.get(name).and_then(|name| folder.tensor(name)).map(Weight::Plain);
+        self.weights.get(name).map(|weight| Weight::Joined(Box::new(weight.clone()))).or_else(renamed)
+    }
+
+    /// Whether a tensor of the files is seen under another name.
+    pub fn is_part(&self, in_file: &str) -> bool {
+        self.parts.contains(in_file)
+    }
+
+    /// The names under which callers see experts and renamed tensors.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.weights.keys().chain(self.renamed.keys()).map(String::as_str)
+    }
+
+    /// The tensor that a matrix of experts lacks in the files.
+    pub fn missing_part(&self, name: &str) -> Option<&str> {
+        self.missing.get(name).map(String::as_str)
+    }
+}
+
+/// Splits `model.layers.0.mlp.experts.3.up_proj.weight` into its module, its expert and its ending.
+fn split_expert(name: &str) -> Option<(&str, usize, &'static str)> {
+    let ending = OF_EXPERTS.iter().flatten().find(|ending| name.ends_with(**ending))?;
+    let front = name.strip_suffix(ending)?.strip_suffix('.')?;
+    let (module, expert) = front.rsplit_once('.')?;
+    let is_number =
+        expert.bytes().all(|digit| digit.is_ascii_digit()) && (expert == "0" || !expert.starts_with('0'));
+    let expert = if is_number { expert.parse().ok()? } else { return None };
+    // The limit keeps a hostile name from making long lists.
+    (module.ends_with(".experts") && expert < 1 << 16).then_some((module, expert, ending))
+}
+
+fn renamed<'a>(name: &'a str, table: &[(&str, &'static str)]) -> Option<(&'a str, &'static str)> {
+    table.iter().find_map(|(from, to)| Some((name.strip_suffix(from)?, *to)))
+}
+
+/// A fused tensor as the matrix, or the vector of biases, that it holds. `turned` tells whether gate and up take turns in the
+/// columns of a tensor with a column for each row of the matrix.
+fn fused(tensor: TensorRef, name: &str, turned: Option<bool>) -> Option<JoinedWeight> {
+    let shape = tensor.shape().to_vec();
+    let takes_turns = turned == Some(true) && name.contains("gate_up_proj");
+    let (shape, turn) = match (&shape[..], turned) {
+        (&[experts, rows], _) => (
+            vec![experts.checked_mul(rows)?],
+            takes_turns.then_some(Turned { rows, columns: 1, takes_turns }),
+        ),
+        (&[experts, rows, columns], None) => (vec![experts.checked_mul(rows)?, columns], None),
+        (&[experts, columns, rows], Some(_)) => {
+            (vec![experts.checked_mul(rows)?, columns], Some(Turned { rows, columns, takes_turns }))
+        }
+        _ => return None,
+    };
+    let rows = shape[0];
+    let source = RowsOf { source: 0, first: 0, rows };
+    Some(JoinedWeight::new(vec![Weight::Plain(tensor)], vec![source], shape, turn))
+}
