@@ -20,8 +20,7 @@ use smidgen_recipe::Batch;
 
 /// Packs samples into micro-batches of the policy's size.
 pub fn pack(packing: &mut Packing, policy: &Policy, set: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
-    let lengths = samples.iter().map(|sample| set.length(*sample as usize));
-    packing.pack_together(lengths, set.rows().together(), policy.micro_tokens).map_err(Failure::data)
+    packing.pack_samples(set, samples, policy.micro_tokens).map_err(Failure::data)
 }
 
 /// The samples of the run's largest micro-batch, of the policy's size.

@@ -46,7 +46,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "imports and hints",
-        most_lines: 5_510,
+        most_lines: 5_525,
         paths: &[
             "smidgen-recipe/src/foreign.rs",
             "smidgen-recipe/src/import/",
