@@ -121,7 +121,8 @@ fn fill(size: &Size, mut policy: Policy) {
     };
     if policy.optimizer_state != Space::Device || policy.gradients != Space::Device {
         let with = |resident: usize| {
-            let offloaded = if resident > 0 { LayerSet::spread(layers - resident, layers) } else { LayerSet::none() };
+            let offloaded =
+                if resident > 0 { LayerSet::spread(layers - resident, layers) } else { LayerSet::none() };
             let offloaded_moments = offloaded.clone();
             freedom.obeyed(Policy { offloaded_moments, offloaded_gradients: offloaded, ..policy.clone() })
         };
@@ -132,7 +133,11 @@ fn fill(size: &Size, mut policy: Policy) {
     let other = with(most_that(layers, |resident| fits(&with(resident))));
     keep_if_faster(&mut policy, other);
     if policy.tables_offloaded {
-        size.measure(&freedom.obeyed(Policy { tables_offloaded: false, embedding_offloaded: true, ..policy }));
+        size.measure(&freedom.obeyed(Policy {
+            tables_offloaded: false,
+            embedding_offloaded: true,
+            ..policy
+        }));
     }
 }
 

@@ -211,8 +211,11 @@ impl<'a> Freedom<'a> {
         let tables_offloaded = !on_device && pins.tables_offloaded.unwrap_or(policy.tables_offloaded);
         let embedding_is_open =
             pins.embedding_offloaded.is_none() && pins.tables_offloaded.is_none() && !on_device;
-        let embedding =
-            if embedding_is_open { policy.embedding_offloaded } else { pins.embedding_offloaded == Some(true) };
+        let embedding = if embedding_is_open {
+            policy.embedding_offloaded
+        } else {
+            pins.embedding_offloaded == Some(true)
+        };
         let offloaded_weights = match &pins.offloaded_weights {
             _ if on_device => LayerSet::none(),
             Some(rule @ LayerRule::Share(_)) => {
@@ -243,9 +246,8 @@ impl<'a> Freedom<'a> {
             && gradients;
         // In laps the head is fetched once for all micro-batches.
         let splits_head = policy.head_pieces > 1 && tables_offloaded && order == Order::Depth;
-        let has_weights = tables_offloaded
-            || (embedding && self.has_own_embedding)
-            || !offloaded_weights.is_empty();
+        let has_weights =
+            tables_offloaded || (embedding && self.has_own_embedding) || !offloaded_weights.is_empty();
         // Each rank offloads its rows of divided trained weights with their gradients and optimizer state, unless a space is
         // pinned. Its part of frozen ones stays on the device.
         let offloads_own_rows =
@@ -298,7 +300,9 @@ impl Freedom<'_> {
         let spaces = [Space::Device, Space::Host];
         let mut all = vec![self.first()];
         fn vary<T>(all: Vec<Policy>, values: &[T], with: impl Fn(&Policy, &T) -> Policy) -> Vec<Policy> {
-            all.iter().flat_map(|policy| values.iter().map(|value| with(policy, value)).collect::<Vec<_>>()).collect()
+            all.iter()
+                .flat_map(|policy| values.iter().map(|value| with(policy, value)).collect::<Vec<_>>())
+                .collect()
         }
         all = vary(all, &self.chunks, |policy, rows| Policy { loss_chunk: *rows, ..policy.clone() });
         let tables = [(false, false, 0), (true, false, 0), (true, true, 0), (true, true, self.head_pieces)];
@@ -333,7 +337,7 @@ impl Freedom<'_> {
     }
 }
 
-/// How a search for the leanest policy varies a policy.
+/// How a descent varies a policy.
 impl Freedom<'_> {
     /// Activations recomputed, offloaded, or both, whole or in tiles.
     pub fn variants_of_activations(&self, first: &Policy) -> Vec<Policy> {
@@ -365,7 +369,7 @@ impl Freedom<'_> {
 
     /// Policies that differ in one choice, given by `axis`; for a set of layers, only the ends. A large model needs only the
     /// first [`Freedom::AXES_OF_LARGE`]: everything is offloaded already, and activations were varied before.
-    pub fn lean_variants(&self, axis: usize, policy: &Policy) -> Vec<Policy> {
+    pub fn variants(&self, axis: usize, policy: &Policy) -> Vec<Policy> {
         let layers = self.layers;
         let other = || policy.clone();
         let all: Vec<Policy> = match axis {
@@ -394,7 +398,7 @@ impl Freedom<'_> {
                     .to_vec()
             }
             6 => [None, self.tile()].map(|tile_tokens| Policy { tile_tokens, ..other() }).to_vec(),
-            _ => [0, 1].map(|layers| Policy { window_bytes: self.window(layers), ..other() }).to_vec(),
+            _ => [0, 1, USUAL_WINDOW].map(|layers| Policy { window_bytes: self.window(layers), ..other() }).to_vec(),
         };
         all.into_iter().map(|policy| self.obeyed(policy)).collect()
     }

@@ -6,8 +6,10 @@
 //! found.
 
 use super::choices::{Freedom, with_activations};
+use super::descent::descend_to_fastest;
+use super::rows::Rows;
 use super::size::{Measured, Size};
-use super::table::{Activations, AtSize, Needs, Outside, Predicted, Rows, Table, Weights};
+use super::table::{Activations, AtSize, Needs, Outside, Predicted, Table, Weights};
 use smidgen_ir::Space;
 use smidgen_ir::policy::{LayerSet, Policy};
 
@@ -23,7 +25,7 @@ const MOST_WITHOUT_SUCCESS: usize = 32;
 /// enough to say in which order to schedule. They may be wrong by these shares, and this many steps may be scheduled.
 const WRONG_TIME: f64 = 0.75;
 const WRONG_BYTES: f64 = 0.05;
-const MOST_STEPS_OF_SMALL: usize = 100_000;
+const MOST_STEPS_OF_SMALL: usize = 50_000;
 /// Most times that one proposal is corrected.
 const MOST_CORRECTIONS: usize = 3;
 /// Share of the score below which a gain is not worth a schedule.
@@ -44,7 +46,9 @@ const MOST_COUNTS: usize = 32;
 pub enum Aim {
     Fastest,
     /// The fewest bytes transferred and offloaded, as shares of those of the fastest, among those that are as fast.
-    LeastMoved { fastest: Measured },
+    LeastMoved {
+        fastest: Measured,
+    },
 }
 
 impl Aim {
@@ -194,6 +198,10 @@ impl<'a> Search<'a> {
             };
             proposals.extend(again.filter(is_other).filter(|_| corrections < MOST_CORRECTIONS));
         }
+        if self.is_small && matches!(aim, Aim::Fastest) {
+            let fits = |size: &Size, measured: &Measured| size.is_within(measured) && self.leaves_room(measured);
+            descend_to_fastest(self.sizes, fits);
+        }
     }
 
     /// Whether enough policies were scheduled, after this many.
@@ -315,10 +323,13 @@ impl<'a> Search<'a> {
         let mut best: Option<Best> = None;
         for (index, (own, activations)) in self.sets.activations.iter().enumerate() {
             let needs = &needs[index];
-            if *own != kind || is_above(&aim, ms_ratio * at.busiest_ms(&outside, needs, 0.0), 0.0, 0.0, below) {
+            if *own != kind || is_above(&aim, ms_ratio * at.busiest_ms(&outside, needs, 0.0), 0.0, 0.0, below)
+            {
                 continue;
             }
-            let Some((chosen, bytes)) = fewest_weights(&at, &outside, needs, weights, room_bytes) else { continue };
+            let Some((chosen, bytes)) = fewest_weights(&at, &outside, needs, weights, room_bytes) else {
+                continue;
+            };
             let chosen_weights = &weights[chosen];
             let offloaded_bytes = at.offloaded_bytes(&outside, needs, chosen_weights);
             let moved_bytes = at.moved_bytes(&outside, needs, chosen_weights);
@@ -329,7 +340,8 @@ impl<'a> Search<'a> {
                 continue;
             }
             let ms = ms_ratio * at.ms(policy, &outside, activations, chosen_weights);
-            let Some(score) = aim.score(ms, moved_bytes, offloaded_bytes).filter(|score| *score < below) else {
+            let Some(score) = aim.score(ms, moved_bytes, offloaded_bytes).filter(|score| *score < below)
+            else {
                 continue;
             };
             below = score;
@@ -346,7 +358,10 @@ impl<'a> Search<'a> {
             self.sets.weights[usize::from(first.tables_offloaded)][best.weights].layers.clone();
         let freedom = &self.sizes[key.size].freedom;
         let tile_tokens = if key.is_tiled { freedom.tile() } else { None };
-        freedom.obeyed(with_activations(Policy { recompute, offloaded_weights, tile_tokens, ..first }, offloaded))
+        freedom.obeyed(with_activations(
+            Policy { recompute, offloaded_weights, tile_tokens, ..first },
+            offloaded,
+        ))
     }
 }
 

@@ -4,10 +4,10 @@
 //! search may ask twice. A [`SearchState`] that all sizes share counts the scheduled steps: the effort of a search is
 //! limited by that count and not by a clock, so the result is always the same.
 
-use crate::arena;
 use super::choices::{Freedom, compute_key};
 use super::question::{Budget, Demand, Question};
 use super::solution::offloaded_bytes;
+use crate::arena;
 use crate::request::{Purpose, Request};
 use crate::schedule::Schedule;
 use crate::stages::{build, compile_for, run_compute_passes, run_memory_passes};
