@@ -33,12 +33,10 @@ fn section_schema(section: &str, defaults: &Recipe) -> Json {
     // `data.mix` replaces `data.train`.
     let (required, one_of): (Vec<&str>, Vec<&str>) =
         keys.iter().filter(|key| key.required).map(|key| key.name).partition(|name| *name != "train");
-    let mut schema =
-        json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false});
+    let mut schema = json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false});
     let mut conditions: Vec<Json> = Vec::new();
-    conditions.extend(
-        one_of.iter().map(|name| json!({"anyOf": [{"required": [name]}, {"required": ["mix"]}]})),
-    );
+    conditions
+        .extend(one_of.iter().map(|name| json!({"anyOf": [{"required": [name]}, {"required": ["mix"]}]})));
     let pairs = keys.iter().filter_map(|key| Some((key.name, key.excludes?)));
     let once = pairs.filter(|(name, other)| name < other);
     conditions.extend(once.map(|(name, other)| json!({"not": {"required": [name, other]}})));
@@ -50,7 +48,8 @@ fn section_schema(section: &str, defaults: &Recipe) -> Json {
 
 fn key_schema(key: &Key, defaults: &Recipe) -> Json {
     let mut schema = Map::new();
-    schema.insert("description".into(), json!(format!("{}. Accepts {}.", key.meaning, key.accepts.describe())));
+    schema
+        .insert("description".into(), json!(format!("{}. Accepts {}.", key.meaning, key.accepts.describe())));
     let shown = (key.show)(defaults).filter(|_| !key.required);
     if let Some(default) = shown.as_deref().and_then(parse_value) {
         schema.insert("default".into(), default);
@@ -141,7 +140,10 @@ fn to_json(value: &Value) -> Option<Json> {
         Value::Boolean(flag) => json!(flag),
         Value::List(items) => Json::Array(items.iter().map(to_json).collect::<Option<_>>()?),
         Value::Table(entries) => Json::Object(
-            entries.iter().map(|(name, value)| Some((name.clone(), to_json(value)?))).collect::<Option<_>>()?,
+            entries
+                .iter()
+                .map(|(name, value)| Some((name.clone(), to_json(value)?)))
+                .collect::<Option<_>>()?,
         ),
         Value::Unsupported(_) | Value::Bare(_) => return None,
     })
@@ -181,13 +183,19 @@ mod tests {
         let schema = render_schema();
         let of = |section, name| key(&schema, section, name);
         assert_eq!(of("model", "base")["enum"][0], "as-stored");
-        assert_eq!((&of("train", "steps")["type"], &of("train", "steps")["minimum"]), (&json!("integer"), &json!(1)));
+        assert_eq!(
+            (&of("train", "steps")["type"], &of("train", "steps")["minimum"]),
+            (&json!("integer"), &json!(1))
+        );
         assert_eq!(of("train", "eval_every")["minimum"], json!(0));
         assert_eq!(of("train", "lr")["exclusiveMinimum"], json!(0));
         assert_eq!(of("data", "split")["exclusiveMaximum"], json!(1));
-        assert_eq!(of("data", "shuffle"), &json!({
-            "description": of("data", "shuffle")["description"], "default": true, "type": "boolean",
-        }));
+        assert_eq!(
+            of("data", "shuffle"),
+            &json!({
+                "description": of("data", "shuffle")["description"], "default": true, "type": "boolean",
+            })
+        );
         let kinds = |section, name| -> Vec<String> {
             let kinds = of(section, name)["anyOf"].as_array().unwrap();
             kinds.iter().map(|kind| kind["type"].as_str().unwrap_or("enum").to_owned()).collect()

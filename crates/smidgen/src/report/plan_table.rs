@@ -80,7 +80,8 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
 fn time_line(planned: &Planned) -> Option<String> {
     let steps = |count: u64| format!("{} {}", Grouped(count), if count == 1 { "step" } else { "steps" });
     let total = planned.total_steps?;
-    let per_epoch = planned.epoch_steps.map_or(String::new(), |count| format!(", {} per epoch", Grouped(count)));
+    let per_epoch =
+        planned.epoch_steps.map_or(String::new(), |count| format!(", {} per epoch", Grouped(count)));
     let time = planned.total_seconds().map_or(String::new(), |seconds| {
         format!(": {} without evaluations and checkpoints", duration(seconds))
     });

@@ -292,7 +292,8 @@ impl RunSummary {
         lines.extend(self.render_memory_line());
         let SpeedSummary { tokens_per_s, step_ms, planned_step_ms, .. } = self.speed;
         if let (Some(tokens_per_s), Some(step_ms)) = (tokens_per_s, step_ms) {
-            let predicted = planned_step_ms.map_or(String::new(), |ms| format!(", predicted {}", milliseconds(ms, 1)));
+            let predicted =
+                planned_step_ms.map_or(String::new(), |ms| format!(", predicted {}", milliseconds(ms, 1)));
             let step = milliseconds(step_ms, 1);
             lines.push(format!("speed: {tokens_per_s:.0} tokens/s, {step} per step{predicted}"));
         }
