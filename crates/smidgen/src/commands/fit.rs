@@ -20,7 +20,7 @@ use crate::plan::facts::MemoryFacts;
 use crate::plan::job::{Job, Profiles, Purpose};
 use crate::plan::planning::plan_without_advice;
 use crate::plan::rank_layout::RankLayout;
-use crate::plan::shapes::{SHAPES, Shape};
+use crate::plan::shapes::Shape;
 use serde_json::{Value, json};
 use smidgen_compile::cards::{CARDS, Card};
 use smidgen_compile::{Budget, Demand, Request, Solution, largest};
@@ -49,6 +49,9 @@ pub struct Args {
     /// Device memory, such as 8GiB [default: the recipe's]
     #[arg(long)]
     budget: Option<String>,
+    /// Without a recipe: only models whose name contains this text, such as qwen3
+    #[arg(long, value_name = "TEXT")]
+    models: Option<String>,
     /// Print the answers as JSON
     #[arg(long)]
     json: bool,
@@ -66,10 +69,13 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         [("memory.profile", &args.card), ("memory.host_budget", &args.ram), ("memory.budget", &args.budget)];
     overrides.extend(keys.iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?))));
     let Some(recipe) = recipe else {
-        let answers = fit_models::answer(&overrides, &working_directory()?, quiet)?;
+        let answers = fit_models::answer(&overrides, args.models.as_deref(), &working_directory()?, quiet)?;
         let text = || fit_models::render(&answers);
         return if args.json { print_json(&format!("{answers:#}\n")) } else { print_text(&text()) };
     };
+    if args.models.is_some() {
+        return Err(Failure::command("`--models` chooses from the known models, and a recipe names its own"));
+    }
     let (_, recipe) = read_recipe(Path::new(recipe), &overrides)?;
     let access = hub_access(quiet);
     let job = Job::prepare_with(without_data(&recipe), Purpose::Plan, &access)?;
@@ -89,7 +95,7 @@ fn without_data(recipe: &Recipe) -> Recipe {
 }
 
 fn answer(job: &Job, recipe: &Recipe, access: &Access, quiet: bool) -> Result<Value, Failure> {
-    let progress = CountedProgress::new("searching", 5 + SHAPES.len(), quiet);
+    let progress = CountedProgress::new("searching", 5 + Shape::few().count(), quiet);
     let planned = plan_without_advice(job)?;
     let conditions = Conditions::of(job, &MemoryFacts::of(job))?;
     let demands = DemandShape::of(job, None)?.demands;
@@ -113,7 +119,7 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access, quiet: bool) -> Result<Va
     let ranks = ranks_needed(recipe, access)?;
     progress.done(5);
     let mut models = Vec::new();
-    for (number, shape) in SHAPES.iter().enumerate() {
+    for (number, shape) in Shape::few().enumerate() {
         models.push(fit_shape(shape, recipe)?);
         progress.done(6 + number);
     }

@@ -65,6 +65,11 @@ pub static SHAPES: LazyLock<Vec<Shape>> = LazyLock::new(|| {
 });
 
 impl Shape {
+    /// A few of all sizes, the smallest first.
+    pub fn few() -> impl Iterator<Item = &'static Shape> {
+        SHAPES.iter().filter(|shape| OF_RECIPES.iter().any(|(name, ..)| *name == shape.name))
+    }
+
     pub fn find(name: &str) -> Option<&'static Shape> {
         SHAPES.iter().find(|shape| shape.name == name)
     }

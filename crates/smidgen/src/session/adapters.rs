@@ -293,6 +293,14 @@ pub fn read_adapter<D: Device>(
     fill_places(executor, &places, &found)
 }
 
+/// Makes LoRA modules add nothing: their B is zero.
+pub fn clear_adapters<D: Device>(executor: &mut Executor<D>, request: &Request) -> Result<(), Failure> {
+    request.adapters.iter().try_for_each(|module| {
+        let id = leaf(executor.plan(), &module.b_name());
+        fill_floats(executor, id, |_| 0.0)
+    })
+}
+
 /// Reads only those tensors of an adapter that the request has.
 pub fn read_part<D: Device>(
     executor: &mut Executor<D>,
