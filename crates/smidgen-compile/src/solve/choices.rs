@@ -398,7 +398,9 @@ impl Freedom<'_> {
                     .to_vec()
             }
             6 => [None, self.tile()].map(|tile_tokens| Policy { tile_tokens, ..other() }).to_vec(),
-            _ => [0, 1, USUAL_WINDOW].map(|layers| Policy { window_bytes: self.window(layers), ..other() }).to_vec(),
+            _ => [0, 1, USUAL_WINDOW]
+                .map(|layers| Policy { window_bytes: self.window(layers), ..other() })
+                .to_vec(),
         };
         all.into_iter().map(|policy| self.obeyed(policy)).collect()
     }

@@ -199,7 +199,8 @@ impl<'a> Search<'a> {
             proposals.extend(again.filter(is_other).filter(|_| corrections < MOST_CORRECTIONS));
         }
         if self.is_small && matches!(aim, Aim::Fastest) {
-            let fits = |size: &Size, measured: &Measured| size.is_within(measured) && self.leaves_room(measured);
+            let fits =
+                |size: &Size, measured: &Measured| size.is_within(measured) && self.leaves_room(measured);
             descend_to_fastest(self.sizes, fits);
         }
     }

@@ -89,8 +89,7 @@ pub fn answer(
     };
     // A device or a value that is refused is refused before the search.
     let first = prepare(&recipe, smallest, METHODS[0])?;
-    let questions: Vec<_> =
-        shapes.iter().flat_map(|shape| METHODS.map(|method| (*shape, method))).collect();
+    let questions: Vec<_> = shapes.iter().flat_map(|shape| METHODS.map(|method| (*shape, method))).collect();
     let progress = CountedProgress::new("planning known models", questions.len(), quiet);
     let mut fits: Vec<(usize, Fit)> = Vec::new();
     let next = AtomicUsize::new(0);

@@ -53,8 +53,7 @@ impl Served {
     }
 
     fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        let (status, body) =
-            self.send("POST", path, "Content-Type: application/json\r\n", &body.to_string());
+        let (status, body) = self.send("POST", path, "Content-Type: application/json\r\n", &body.to_string());
         (status, serde_json::from_str(&body).unwrap_or_else(|_| panic!("{body}")))
     }
 }
@@ -104,7 +103,8 @@ fn requests_at_once_get_what_each_gets_alone() {
     let (status, body) = served.send("POST", "/v1/completions", kind, &streamed.to_string());
     let events = body.lines().filter_map(|line| line.strip_prefix("data: {"));
     let pieces = events.map(|event| -> Value { serde_json::from_str(&format!("{{{event}")).unwrap() });
-    let joined: String = pieces.map(|piece| piece["choices"][0]["text"].as_str().unwrap().to_owned()).collect();
+    let joined: String =
+        pieces.map(|piece| piece["choices"][0]["text"].as_str().unwrap().to_owned()).collect();
     assert_eq!((status, joined), (200, alone[1].clone()));
     assert!(body.contains("data: [DONE]"));
     // The chosen token is the most likely one, because the temperature is 0.
