@@ -426,6 +426,9 @@ mod tests {
             let rope = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e6});
             whole.insert("rope_parameters".into(), rope);
         }
+        if whole.contains_key("first_k_dense_replace") {
+            whole.insert("first_k_dense_replace".into(), json!(1));
+        }
         if whole.contains_key("num_kv_shared_layers") {
             whole.insert("num_kv_shared_layers".into(), json!(3));
         }

@@ -1,4 +1,4 @@
-//! Descent: one choice after the other is varied, by schedules, as long as that improves a score.
+//! Descent: one choice after the other is varied, by schedules, as long as that lowers a score.
 //!
 //! The leanest policy is found like this, and so are the last gains in small models, where a kernel launch or a granule of
 //! memory counts as much as a layer, so that the table only predicts roughly. Choices that must change together to gain
@@ -64,6 +64,26 @@ pub fn descend_to_fastest(sizes: &[Size], fits: impl Fn(&Size, &Measured) -> boo
         let fastest = size.candidates().into_iter().find(|seen| fits(size, &seen.measured));
         let starts = [size.freedom.resident(), size.freedom.usually_leanest()];
         let starts = starts.into_iter().chain(fastest.map(|seen| seen.policy));
-        starts.for_each(|start| descend(size, start, true, score));
+        starts.for_each(|start| descend_steeply(size, start, score));
+    }
+}
+
+/// Descends from `start`, each time by the change of one choice that lowers the score most.
+fn descend_steeply(size: &Size, start: Policy, score: impl Fn(&Policy) -> f64) {
+    let freedom = &size.freedom;
+    let (mut policy, mut least) = (start.clone(), score(&start));
+    loop {
+        let counts = [0, 1].into_iter().flat_map(|which| {
+            let at = freedom.count(which, &policy);
+            let next_to = [at.saturating_sub(1), (at + 1).min(freedom.layers)];
+            next_to.map(|count| freedom.with_count(which, &policy, count))
+        });
+        let others = (0..Freedom::AXES).flat_map(|axis| freedom.variants(axis, &policy)).chain(counts);
+        let scored = others.map(|other| (score(&other), other));
+        let best = scored.min_by(|one, other| one.0.total_cmp(&other.0));
+        match best.filter(|(score, _)| *score < least) {
+            Some((score, other)) => (least, policy) = (score, other),
+            None => return,
+        }
     }
 }

@@ -6,7 +6,6 @@
 use super::choices::with_activations;
 use super::question::Question;
 use super::size::{SearchState, Size};
-use super::table::Activations;
 use crate::request::Request;
 use crate::schedule::Schedule;
 use smidgen_ir::policy::{LayerSet, Policy};
@@ -14,9 +13,9 @@ use smidgen_ir::{Entry, Op, Phase, Plan, Property, Route, Space, Step};
 use std::collections::HashMap;
 
 /// Ways to treat a layer: bit 0 is set if it is recomputed, bit 1 if its activations are offloaded.
-pub const TREATMENTS: usize = 4;
-pub const RECOMPUTED: usize = 1;
-pub const OFFLOADED: usize = 2;
+const TREATMENTS: usize = 4;
+const RECOMPUTED: usize = 1;
+const OFFLOADED: usize = 2;
 
 /// The first layers of a model that has this many of each class stand for all of them.
 const OF_EACH_CLASS: usize = 8;
@@ -56,6 +55,24 @@ pub struct Rows {
     pub head_s: f64,
     /// Peak of the other entry points.
     pub other_bytes: f64,
+}
+
+/// Sets of layers that are recomputed and whose activations are offloaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Activations {
+    pub recompute: LayerSet,
+    pub offloaded: LayerSet,
+    pub treatments: Vec<u8>,
+}
+
+impl Activations {
+    pub fn of(recompute: LayerSet, offloaded: LayerSet, layers: usize) -> Activations {
+        let treatment = |layer: usize| {
+            let recomputed = if recompute.contains(layer) { RECOMPUTED } else { 0 };
+            (recomputed + if offloaded.contains(layer) { OFFLOADED } else { 0 }) as u8
+        };
+        Activations { treatments: (0..layers).map(treatment).collect(), recompute, offloaded }
+    }
 }
 
 /// What one number of rows per chunk of the loss changes, compared with the largest chunk.

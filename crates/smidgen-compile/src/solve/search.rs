@@ -7,9 +7,9 @@
 
 use super::choices::{Freedom, with_activations};
 use super::descent::descend_to_fastest;
-use super::rows::Rows;
+use super::rows::{Activations, Rows};
 use super::size::{Measured, Size};
-use super::table::{Activations, AtSize, Needs, Outside, Predicted, Table, Weights};
+use super::table::{AtSize, Needs, Outside, Predicted, Table, Weights};
 use smidgen_ir::Space;
 use smidgen_ir::policy::{LayerSet, Policy};
 

@@ -6,8 +6,8 @@
 
 use super::lanes::{Lanes, Visit};
 use super::rows::{
-    Chunk, Fixed, OFFLOADED, RECOMPUTED, Row, Rows, Short, classes, interpolated, measure_fixed,
-    measure_rows, measure_tables,
+    Activations, Chunk, Fixed, Row, Rows, Short, classes, interpolated, measure_fixed, measure_rows,
+    measure_tables,
 };
 use super::size::Size;
 use smidgen_ir::policy::{LayerSet, Policy};
@@ -21,24 +21,6 @@ pub struct Table<'a> {
     /// One for each size.
     rows: Vec<Rows>,
     short: Short,
-}
-
-/// Sets of layers that are recomputed and whose activations are offloaded.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Activations {
-    pub recompute: LayerSet,
-    pub offloaded: LayerSet,
-    pub treatments: Vec<u8>,
-}
-
-impl Activations {
-    pub fn of(recompute: LayerSet, offloaded: LayerSet, layers: usize) -> Activations {
-        let treatment = |layer: usize| {
-            let recomputed = if recompute.contains(layer) { RECOMPUTED } else { 0 };
-            (recomputed + if offloaded.contains(layer) { OFFLOADED } else { 0 }) as u8
-        };
-        Activations { treatments: (0..layers).map(treatment).collect(), recompute, offloaded }
-    }
 }
 
 /// What activations need at one size.

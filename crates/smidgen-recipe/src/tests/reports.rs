@@ -526,7 +526,7 @@ fn hints_for_lists_without_brackets_and_for_settings_of_other_trainers() {
         Targets::Names(vec!["q_proj".into(), "v_proj".into()])
     });
     assert!(hint_for("memory.contiguous_gradients=true").starts_with("remove it: reduces fragmentation"));
-    assert!(hint_for("train.label_smoothing=0.1").starts_with("not supported; results will differ"));
+    assert!(hint_for("train.neftune_noise_alpha=5").starts_with("not supported; results will differ"));
     // A misspelt key of ours is still found.
     assert_eq!(hint_for("adapter.rnak=3"), "did you mean `adapter.rank`?");
 }
@@ -546,7 +546,7 @@ fn overrides_of_other_tools_get_a_hint() {
         ("cmd=train", "`smidgen train RECIPE section.key=value`"),
         ("data=rows.jsonl", "write `data.train=...`"),
         ("model=a/b", "write `model.path=...`"),
-        ("train=3", "`[train]` has `batch`"),
+        ("train=3", "`[train]` has `objective`"),
         ("model.low_cpu_mem_usage=true", "remove it: weights are read straight into their places"),
     ] {
         let said = hint(text);

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::plan::advice::with_rank;
 use crate::plan::budget::free_budget;
 use crate::plan::conditions::Conditions;
-use crate::plan::demand::DemandShape;
+use crate::plan::demand::{DemandShape, samples_at_once};
 use crate::plan::facts::MemoryFacts;
 use crate::plan::job::{Job, Profiles, Purpose};
 use crate::plan::planning::plan_without_advice;
@@ -25,8 +25,8 @@ use serde_json::{Value, json};
 use smidgen_compile::cards::{CARDS, Card};
 use smidgen_compile::{Budget, Demand, Request, Solution, largest};
 use smidgen_hub::Access;
+use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{DeviceKind, Extent};
 use smidgen_recipe::{Budget as RecipeBudget, DeviceChoice, ModelPath, ProfileChoice, Recipe};
 use smidgen_runtime::cuda::gpu_generation::LEAST_WITH_BF16;
 use std::cmp::Ordering;
@@ -158,13 +158,6 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access, quiet: bool) -> Result<Va
 
 /// The search for the largest micro-batch ends at this many samples.
 const MOST_SAMPLES: usize = 4096;
-
-/// A micro-batch of this many samples, each of the maximum length.
-pub fn samples_at_once(samples: usize, max_tokens: usize) -> Demand {
-    let tokens = samples * max_tokens;
-    let extent = Extent { tokens, rows: tokens - samples, segments: samples, audio: 0 };
-    Demand { micro_tokens: tokens, extent, step: extent, micro_steps: 1.0 }
-}
 
 /// The smallest budget that one of the demands fits in.
 fn least_bytes(conditions: &Conditions, request: &Request, demands: &[Demand]) -> u64 {

@@ -5,13 +5,12 @@
 //! the longest sample is a power of two, or the whole context, and was shown to fit by a plan.
 //! Overrides change the recipe that is planned, such as `adapter.rank=64`.
 
-use super::fit::samples_at_once;
 use crate::console::columns::{Side, render_columns};
 use crate::console::progress::CountedProgress;
 use crate::failure::Failure;
 use crate::machine::host;
 use crate::plan::conditions::{Conditions, HOST_OF_A_CARD_BYTES};
-use crate::plan::demand::DemandShape;
+use crate::plan::demand::{DemandShape, samples_at_once};
 use crate::plan::facts::MemoryFacts;
 use crate::plan::job::{Job, Profiles};
 use crate::plan::planning::host_bytes;

@@ -5,12 +5,22 @@
 //! Used for lists of prompts (`session.rs`) and by the server, whose requests come and go.
 
 use super::decoder::{Decoder, NewTokens};
-use super::sampler::Sampler;
-use super::session::{Settings, check_prompt};
+use super::sampler::{Sampler, Sampling};
 use super::stop::StoppedBy;
 use crate::failure::Failure;
 use smidgen_compile::DecodeShape;
 use smidgen_runtime::{Device, Executor};
+use std::collections::BTreeSet;
+
+/// How tokens are chosen and when a text stops.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub sampling: Sampling,
+    /// Maximum tokens of an answer.
+    pub max_new: usize,
+    /// Tokens that end a text (`stop::stop_ids`).
+    pub stop_ids: BTreeSet<u32>,
+}
 
 /// A sequence to continue.
 #[derive(Clone, Debug)]
@@ -182,6 +192,18 @@ fn probabilities(logits: &[f32], chosen: u32, top: usize) -> Probabilities {
     ids.truncate(top);
     ids.sort_unstable_by(falling);
     Probabilities { chosen: of(chosen), top: ids.into_iter().map(|id| (id, of(id))).collect() }
+}
+
+pub(super) fn check_prompt(index: usize, ids: &[u32], shape: DecodeShape) -> Result<(), Failure> {
+    let room = shape.positions.min(shape.cache_rows);
+    match ids.len() {
+        0 => Err(Failure::data(format!("prompt {index} has no tokens"))),
+        tokens if tokens > room => {
+            Err(Failure::data(format!("prompt {index} has {tokens} tokens, the context holds {room}"))
+                .hint(format!("set `--context {}` or more", tokens + 1)))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

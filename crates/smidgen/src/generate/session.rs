@@ -5,9 +5,10 @@
 //! depend on the other prompts.
 //! Left out: templates and text; a session works with token ids.
 
-use super::batch::{Batch, News, Prompt};
+pub use super::batch::Settings;
+use super::batch::{Batch, News, Prompt, check_prompt};
 use super::decoder::{Decoder, NewTokens, Sound};
-use super::sampler::{Sampler, Sampling};
+use super::sampler::Sampler;
 use super::stop::StoppedBy;
 use crate::failure::Failure;
 use crate::machine::process_memory::read_rss;
@@ -27,7 +28,6 @@ use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::Entry;
 use smidgen_recipe::BaseFormat;
 use smidgen_runtime::{AnyDevice, Device, Executor};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -57,16 +57,6 @@ impl Opening<'_> {
             ..request
         })
     }
-}
-
-/// How tokens are chosen and when a text stops.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    pub sampling: Sampling,
-    /// Maximum tokens of an answer.
-    pub max_new: usize,
-    /// Tokens that end a text (`stop::stop_ids`).
-    pub stop_ids: BTreeSet<u32>,
 }
 
 /// The continuation of a prompt.
@@ -334,18 +324,6 @@ impl Live {
             "the logits after token {} are NaN: the weights or the adapter are broken",
             self.sequence.len()
         ))
-    }
-}
-
-pub(super) fn check_prompt(index: usize, ids: &[u32], shape: DecodeShape) -> Result<(), Failure> {
-    let room = shape.positions.min(shape.cache_rows);
-    match ids.len() {
-        0 => Err(Failure::data(format!("prompt {index} has no tokens"))),
-        tokens if tokens > room => {
-            Err(Failure::data(format!("prompt {index} has {tokens} tokens, the context holds {room}"))
-                .hint(format!("set `--context {}` or more", tokens + 1)))
-        }
-        _ => Ok(()),
     }
 }
 

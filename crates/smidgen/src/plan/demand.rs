@@ -169,6 +169,13 @@ impl DemandShape {
     }
 }
 
+/// A micro-batch of this many samples, each of the maximum length.
+pub fn samples_at_once(samples: usize, max_tokens: usize) -> Demand {
+    let tokens = samples * max_tokens;
+    let extent = Extent { tokens, rows: tokens - samples, segments: samples, audio: 0 };
+    Demand { micro_tokens: tokens, extent, step: extent, micro_steps: 1.0 }
+}
+
 /// Micro-batch sizes in tokens: parts of a step that hold the longest sample.
 fn micro_token_choices(
     pinned: Option<usize>,

@@ -74,7 +74,7 @@ impl Shape {
         SHAPES.iter().find(|shape| shape.name == name)
     }
 
-    /// The shape of the model that a recipe names, by its hub or, where there is no folder of that name, by its short name.
+    /// The shape of the model that a recipe names, by its hub or, if no such folder exists, by its short name.
     pub fn of(path: &ModelPath) -> Option<&'static Shape> {
         if let ModelPath::Folder(folder) = path {
             return Shape::find(&folder.written).filter(|_| !folder.resolved.exists());

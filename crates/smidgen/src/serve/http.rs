@@ -127,8 +127,8 @@ async fn respond(request: Request<Incoming>, server: &Arc<Server>) -> Result<Ans
         return Ok(json_answer(StatusCode::OK, &body));
     };
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-    if !kind.is_some_and(|kind| kind.split(';').next().is_some_and(|kind| kind.trim() == "application/json"))
-    {
+    let media_type = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
+    if media_type != Some("application/json") {
         let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
         return Err(ApiError::new(status, "the `Content-Type` must be `application/json`"));
     }

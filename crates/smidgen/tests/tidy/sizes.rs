@@ -24,9 +24,9 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "reports",
-        most_lines: 4_203,
+        most_lines: 4_226,
         paths: &["smidgen/src/report/"],
-        why: "plans, runs and their comparison as text, JSON and a page",
+        why: "plans, runs and their comparison as text, JSON and a page; times are steps, hours and an end",
     },
     Room {
         name: "imports and hints",
@@ -70,7 +70,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "CUDA launchers",
-        most_lines: 5_120,
+        most_lines: 5_205,
         paths: &[
             "smidgen-runtime/src/cuda/act.rs",
             "smidgen-runtime/src/cuda/attention.rs",
@@ -123,7 +123,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "evaluation",
-        most_lines: 1_836,
+        most_lines: 1_838,
         paths: &[
             "smidgen/src/commands/eval.rs",
             "smidgen/src/eval/",
@@ -161,9 +161,9 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "all crates",
-        most_lines: 97_000,
+        most_lines: 99_400,
         paths: &[""],
-        why: "what users have is the sum of the rooms; mixtures of experts, recurrent layers and objectives came in 0.18",
+        why: "what users have is the sum of the rooms; mixtures of experts, recurrent layers and objectives came in 0.17",
     },
 ];
 
