@@ -36,7 +36,7 @@ pub fn examples() -> Vec<Example> {
             Measure::Sum,
             0.0,
         ),
-        pairs(vec![term(Measure::Sum, 0.2, 0.0, Curve::Hinge)], 0.0, Measure::Sum, 0.0),
+        pairs(vec![term(Measure::Sum, 0.05, 0.0, Curve::Hinge)], 0.0, Measure::Sum, 0.0),
         pairs(vec![term(Measure::Odds, 1.0, 0.0, plain)], 1.0, Measure::Mean, 0.0),
         pairs(vec![term(Measure::Mean, 2.0, 0.5, plain)], 0.5, Measure::Mean, 0.1),
         Objective::Labels(label),
