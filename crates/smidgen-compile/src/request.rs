@@ -85,6 +85,16 @@ pub struct DecodeShape {
 }
 
 impl DecodeShape {
+    /// Prompts are read in runs of at least this many tokens.
+    const FEWEST_NEW_TOKENS: usize = 64;
+
+    /// Every slot has room for a whole sequence.
+    pub fn of_equal_slots(slots: usize, positions: usize) -> DecodeShape {
+        let cache_rows = slots * positions;
+        let new_tokens = slots.max(Self::FEWEST_NEW_TOKENS.min(cache_rows));
+        DecodeShape { slots, positions, cache_rows, new_tokens }
+    }
+
     /// The largest run.
     pub fn extent(&self) -> Extent {
         Extent { tokens: self.new_tokens, rows: self.slots.min(self.new_tokens), segments: 0, audio: 0 }

@@ -17,6 +17,14 @@ use smidgen_ir::{Entry, Extent, Plan, RopeSpec, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor};
 use std::sync::Arc;
 
+/// The sizes of generation in a plan that also trains, whose caches have room for every position of every slot.
+pub fn planned_shape(plan: &Plan) -> Option<DecodeShape> {
+    let table = &plan.value(plan.leaf_named(input::CACHE_TABLE)?).ty;
+    let (slots, positions) = table.shape.at(&Extent::default());
+    let new_tokens = plan.decode_extent?.tokens;
+    Some(DecodeShape { slots, positions, cache_rows: slots * positions, new_tokens })
+}
+
 /// Tokens to append to the sequence of a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct NewTokens<'a> {
@@ -135,6 +143,11 @@ impl Decoder {
         &self.sequences[slot]
     }
 
+    /// Whether a shorter sequence needs no recomputing; states of recurrent layers are those after the last token only.
+    pub fn keeps_every_position(&self) -> bool {
+        self.leaves.states.is_empty()
+    }
+
     /// Clears all sequences. Required if another entry point has run since the last generation, because it overwrites
     /// the cache.
     pub fn reset(&mut self) {
@@ -147,7 +160,7 @@ impl Decoder {
     pub fn truncate(&mut self, slot: usize, length: usize) {
         // The states before the last token are gone.
         let is_shorter = length < self.slots.length(slot);
-        let kept = if is_shorter && !self.leaves.states.is_empty() { 0 } else { length };
+        let kept = if is_shorter && !self.keeps_every_position() { 0 } else { length };
         self.slots.truncate(slot, kept);
         self.sequences[slot].truncate(length);
     }

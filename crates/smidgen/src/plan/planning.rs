@@ -10,7 +10,7 @@ use crate::plan::arithmetic::Arithmetic;
 use crate::plan::artifact::Artifact;
 use crate::plan::conditions::{Conditions, HOST_OF_A_CARD_BYTES};
 use crate::plan::context::{pinned_bytes, process_context};
-use crate::plan::demand::DemandShape;
+use crate::plan::demand::{DemandShape, longest_together};
 use crate::plan::exchange::Exchange;
 use crate::plan::facts::{Before, MemoryFacts};
 use crate::plan::job::Job;
@@ -165,7 +165,7 @@ fn halve_micro_batches(job: &Job, facts: &MemoryFacts, before: &Policy) -> Resul
     if job.recipe.memory.pins.sets(Choice::MicroBatch) {
         return Ok(None);
     }
-    let longest = rows.train.longest();
+    let longest = longest_together(job, rows);
     let halves = |policy: &Policy| policy.with_halved_micro_batches(longest);
     for policy in successors(halves(before), halves) {
         if let Some(planned) = keep(job, facts, &policy)? {
