@@ -14,6 +14,9 @@ use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 use std::time::Duration;
 
+/// The answers of a run that generates them, with a line for each. Its lines have steps too, and are cut alike.
+pub const ROLLOUTS_FILE: &str = "rollouts.jsonl";
+
 /// One optimizer step: a line of `metrics.jsonl`. Sizes that the system does not report are `None`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MetricsRow {

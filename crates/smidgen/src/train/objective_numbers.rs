@@ -84,8 +84,7 @@ pub struct Counts {
     divergence: f64,
     reward: f64,
     reward_std: f64,
-    /// The share of answers in groups with equal rewards.
-    pub zero_std: f64,
+    zero_std: f64,
 }
 
 /// The file of cached log-probabilities, in the run folder.

@@ -17,17 +17,18 @@ use crate::generate::stop::{StoppedBy, stop_ids};
 use crate::generate::stops::Stops;
 use crate::generate::stream::TextStream;
 use crate::logs::appended::AppendedFile;
-use crate::logs::metrics::open_metrics;
+use crate::logs::metrics::{ROLLOUTS_FILE, open_metrics};
 use crate::logs::thinning::stride;
 use crate::plan::job::Job;
 use crate::rewards::{Candidate, Rewards};
-use crate::rows::prompting::{PromptChoice, prompt_template};
+use crate::rows::keys::template_choice;
 use crate::run_folder::run_dir::RunDir;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use smidgen_data::example::GroupKind;
+use smidgen_data::example::{GroupKind, RowFormat};
 use smidgen_data::mask::EncodedSample;
 use smidgen_data::prepare::read_tokenizer;
+use smidgen_data::template::choose_template;
 use smidgen_data::token_builder::TokenSetBuilder;
 use smidgen_data::tokens::{TokenLimits, TokenSet};
 use smidgen_formats::json_file::read_json_file;
@@ -40,8 +41,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 
-/// The file of all answers, in the run folder.
-pub const ROLLOUTS_FILE: &str = "rollouts.jsonl";
 /// The file of a checkpoint with the answers of the current batch.
 const ANSWERS_FILE: &str = "rollouts.json";
 /// Steps whose answers are all written; of later ones fewer and fewer are.
@@ -117,7 +116,9 @@ impl<'a> Rollouts<'a> {
         rewards.start()?;
         let tokenizer = read_tokenizer(&job.model).map_err(Failure::model)?;
         let aim = &recipe.train.aim;
-        let template = prompt_template(&PromptChoice::Auto, &tokenizer, [])?;
+        // The rows were rendered with it, so it can be read; strings may have none.
+        let template = choose_template(&template_choice(&recipe.data.template), RowFormat::Chat, &tokenizer);
+        let template = template.ok().flatten().map(|template| template.kind);
         let mut rollouts = Rollouts {
             job,
             settings: recipe.answer_settings(),
@@ -174,18 +175,17 @@ impl<'a> Rollouts<'a> {
         let mut answers = self.continue_prompts(executor, number, &prompts)?;
         self.score(&mut answers)?;
         let batch = self.batch_of(number, answers)?;
-        let equal = batch.figures["frac_reward_zero_std"] * prompts.len() as f64;
+        let are_equal = |group: &&[Answer]| group.iter().all(|answer| answer.reward == group[0].reward);
+        let equal = batch.answers.chunks(self.settings.num_generations).filter(are_equal).count();
         self.groups.all += prompts.len() as u64;
-        self.groups.equal += equal.round() as u64;
+        self.groups.equal += equal as u64;
         self.write_log(&batch, step)?;
-        let has_signal = equal.round() < prompts.len() as f64;
         self.batch = Some(batch);
-        if has_signal || std::mem::replace(&mut self.groups.is_reported, true) {
+        if equal < prompts.len() || std::mem::replace(&mut self.groups.is_reported, true) {
             return Ok(None);
         }
         Ok(Some(format!(
-            "step {}: all answers to each prompt have the same reward, so nothing is learned from them; such groups are \
-             counted as `frac_reward_zero_std`",
+            "step {}: all answers to each prompt have the same reward, so nothing is learned from them",
             step + 1
         )))
     }
@@ -318,22 +318,19 @@ impl<'a> Rollouts<'a> {
         let cut = answers.iter().filter(|answer| answer.stopped_by == StoppedBy::MaxTokens.name()).count();
         figures.insert("completions_mean_length".to_owned(), tokens as f64 / all);
         figures.insert("completions_clipped_ratio".to_owned(), cut as f64 / all);
-        let (_, counts) = self.advantages(&answers);
-        figures.insert("frac_reward_zero_std".to_owned(), counts.zero_std);
         Ok(Batch { number, answers, set: Rc::new(set), figures })
     }
 
-    fn advantages(&self, answers: &[Answer]) -> (Vec<f64>, Counts) {
+    fn advantages(&self, answers: &[Answer]) -> Vec<f64> {
         let rewards: Vec<f64> = answers.iter().map(|answer| answer.reward).collect();
-        let mut counts = Counts::default();
-        let found = advantages(&rewards, self.settings.num_generations, self.settings.scale, &mut counts);
-        (found, counts)
+        let AnswerSettings { num_generations, scale, .. } = self.settings;
+        advantages(&rewards, num_generations, scale, &mut Counts::default())
     }
 
     /// Writes a line for each answer, if the step is one of those that are written.
     fn write_log(&mut self, batch: &Batch, step: u64) -> Result<(), Failure> {
         let is_written = batch.number.is_multiple_of(stride(batch.number, DENSE_STEPS));
-        let (advantages, _) = self.advantages(&batch.answers);
+        let advantages = self.advantages(&batch.answers);
         let prompts = self.job.data.prompts().expect("a run that generates has prompts");
         let names: Vec<&str> = self.rewards.names().collect();
         let Some(log) = self.log.as_mut().filter(|_| is_written) else { return Ok(()) };
