@@ -17,14 +17,6 @@ use smidgen_ir::{Entry, Extent, Plan, RopeSpec, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor};
 use std::sync::Arc;
 
-/// The sizes of generation in a plan that also trains, whose caches have room for every position of every slot.
-pub fn planned_shape(plan: &Plan) -> Option<DecodeShape> {
-    let table = &plan.value(plan.leaf_named(input::CACHE_TABLE)?).ty;
-    let (slots, positions) = table.shape.at(&Extent::default());
-    let new_tokens = plan.decode_extent?.tokens;
-    Some(DecodeShape { slots, positions, cache_rows: slots * positions, new_tokens })
-}
-
 /// Tokens to append to the sequence of a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct NewTokens<'a> {

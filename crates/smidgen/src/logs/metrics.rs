@@ -75,7 +75,9 @@ impl MetricsRow {
     /// The part that a terminal shows.
     pub fn step_progress(&self) -> StepProgress {
         let MetricsRow { step, loss, lr, tokens_per_s, device_bytes, pinned_bytes, .. } = *self;
-        StepProgress { step, loss, lr, tokens_per_s, device_bytes, pinned_bytes }
+        let scores = [("reward", "reward"), ("rewards_accuracies", "accuracy")];
+        let score = scores.into_iter().find_map(|(figure, name)| Some((name, *self.figures.get(figure)?)));
+        StepProgress { step, loss, score, lr, tokens_per_s, device_bytes, pinned_bytes }
     }
 }
 

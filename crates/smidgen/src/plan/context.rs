@@ -57,7 +57,8 @@ pub fn process_context(job: &Job) -> Context {
         Data::Rows(rows) => {
             let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);
             let choices = rows.choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
-            let prompts: usize = rows.prompts.iter().flatten().map(Prompt::heap_bytes).sum();
+            let prompts = rows.prompts.iter().flat_map(|prompts| &prompts.rows);
+            let prompts: usize = prompts.map(Prompt::heap_bytes).sum();
             rows.train.heap_bytes() + eval + choices + prompts + rows.batches.heap_bytes()
         }
         Data::Assumed { .. } => 0,

@@ -87,10 +87,13 @@ pub fn render_preview(preview: &Preview<'_>, colour: bool) -> String {
     let [all, supervised, cut] =
         [stats.tokens, stats.supervised_tokens, stats.cut_tokens].map(|tokens| Grouped(tokens).to_string());
     let share = 100.0 * stats.supervised_tokens as f64 / stats.tokens as f64;
-    lines.push(field("tokens", match rows.prompts {
-        Some(_) => format!("{all}, all of prompts"),
-        None => format!("{all}, {supervised} supervised ({share:.1} %), {cut} cut off"),
-    }));
+    lines.push(field(
+        "tokens",
+        match rows.prompts {
+            Some(_) => format!("{all}, all of prompts"),
+            None => format!("{all}, {supervised} supervised ({share:.1} %), {cut} cut off"),
+        },
+    ));
     let (shortest, longest, mean) = (stats.shortest_tokens, stats.longest_tokens, stats.mean_tokens);
     lines.push(field("lengths", format!("{shortest} to {longest}, {mean:.1} on average")));
     if let Some(clips) = set.clips() {

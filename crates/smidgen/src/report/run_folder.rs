@@ -198,7 +198,8 @@ fn read_answers(path: &Path) -> std::io::Result<Vec<Value>> {
     let mut text = Vec::new();
     file.take(END_BYTES).read_to_end(&mut text)?;
     // The first line may begin in the middle, and the last one may be incomplete.
-    let lines = text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+    let lines =
+        text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
     let mut answers: Vec<Value> = lines.filter(|line| line["completion"].is_string()).collect();
     let last = answers.last().map(|answer| answer["step"].clone());
     answers.retain(|answer| Some(&answer["step"]) == last.as_ref());

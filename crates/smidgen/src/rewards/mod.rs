@@ -122,7 +122,7 @@ pub fn check_rewards(recipe: &Recipe, rows: Option<&Rows>) -> Result<(), Failure
     let Some((rows, prompts)) = rows.and_then(|rows| Some((rows, rows.prompts.as_ref()?))) else {
         return Ok(());
     };
-    for (index, prompt) in prompts.iter().enumerate() {
+    for (index, prompt) in prompts.rows.iter().enumerate() {
         for score in &rewards.scores {
             let Scorer::Rule(rule) = &score.scorer else { continue };
             let Err(what) = rule.check(prompt) else { continue };

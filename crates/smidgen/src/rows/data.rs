@@ -6,7 +6,7 @@
 use super::choice::ChoiceSet;
 use super::keys::training_sources;
 use super::prompting::prompt_of_rows;
-use super::prompts::{Prompt, read_prompts};
+use super::prompts::{Prompts, read_prompts};
 use super::sets::{
     EvalSets, MemoryRows, ReadData, read_eval_sets, read_training_set, split_choices, split_set,
 };
@@ -34,9 +34,9 @@ pub enum Data {
 
 impl Data {
     /// The prompts of a run that generates its answers.
-    pub fn prompts(&self) -> Option<&[Prompt]> {
+    pub fn prompts(&self) -> Option<&Prompts> {
         match self {
-            Data::Rows(rows) => rows.prompts.as_deref(),
+            Data::Rows(rows) => rows.prompts.as_ref(),
             Data::Assumed { .. } => None,
         }
     }
@@ -49,7 +49,7 @@ pub struct Rows {
     /// If `eval.task` is `choice`.
     pub choices: Option<ChoiceSet>,
     /// What rewards read of each row of `train`, if answers are generated.
-    pub prompts: Option<Vec<Prompt>>,
+    pub prompts: Option<Prompts>,
     pub batches: BatchPlan,
     /// The sources of training rows: at least one.
     pub sources: Vec<Source>,

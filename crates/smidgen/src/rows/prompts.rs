@@ -27,7 +27,15 @@ use smidgen_ir::objective::RowsNeeded;
 use smidgen_recipe::{Overflow, Recipe};
 use std::path::PathBuf;
 
-/// A prompt besides its tokens, which are in a token set.
+/// What rewards read of prompts, whose tokens are in a token set with a sample for each.
+#[derive(Debug)]
+pub struct Prompts {
+    pub rows: Vec<Prompt>,
+    /// Rewards read answers as text. It is kept: reading it again would take its memory twice.
+    pub tokenizer: Tokenizer,
+}
+
+/// A prompt besides its tokens.
 #[derive(Clone, Debug)]
 pub struct Prompt {
     /// As the row has it: a string, or the messages; `null` for a row of tokens.
@@ -56,14 +64,14 @@ fn json_bytes(value: &Json) -> usize {
         }
 }
 
-/// Reads the prompts of `data.train` and `data.mix`: a set with a sample for each, and what rewards read of it.
+/// Reads the prompts of `data.train` and `data.mix`.
 pub fn read_prompts(
     recipe: &Recipe,
     held: Option<&[Json]>,
     model: &Model,
     request: &Request,
     access: &Access,
-) -> Result<(Prepared, Vec<Prompt>), ReadData> {
+) -> Result<(Prepared, Prompts), ReadData> {
     let tokenizer = read_tokenizer(model).map_err(|error| {
         let is_absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
         let hint = error.hint();
@@ -97,10 +105,10 @@ pub fn read_prompts(
         origins.push(origin);
         warnings.extend(of_source);
     }
-    let PromptReading { builder, prompts, .. } = reading;
+    let PromptReading { builder, prompts: rows, tokenizer, .. } = reading;
     warnings.extend(builder.stats().rows.warning());
     let set = builder.finish().map_err(|error| ReadData::Wrong(no_room(error, room, longest_answer)))?;
-    Ok((Prepared { set, origins, warnings }, prompts))
+    Ok((Prepared { set, origins, warnings }, Prompts { rows, tokenizer }))
 }
 
 /// What is wrong with all prompts together, in terms of the keys that limit them.

@@ -112,7 +112,7 @@ impl Contents {
             }
         }
         if let Some(prompts) = job.data.prompts() {
-            contents.data.insert("data.train (columns)".into(), Samples::of_columns(prompts));
+            contents.data.insert("data.train (columns)".into(), Samples::of_columns(&prompts.rows));
         }
         contents.config = job.model.config().as_object().cloned().unwrap_or_default();
         contents.tokenizer = hash_tokenizer(&job.model)?;

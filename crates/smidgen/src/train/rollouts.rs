@@ -11,7 +11,7 @@ use super::objective_numbers::{Counts, advantages};
 use crate::console::colour::WARNING;
 use crate::failure::Failure;
 use crate::generate::batch::{News, Prompt, Settings, continue_all};
-use crate::generate::decoder::{Decoder, planned_shape};
+use crate::generate::decoder::Decoder;
 use crate::generate::sampler::Sampling;
 use crate::generate::stop::{StoppedBy, stop_ids};
 use crate::generate::stops::Stops;
@@ -22,12 +22,13 @@ use crate::logs::thinning::stride;
 use crate::plan::job::Job;
 use crate::rewards::{Candidate, Rewards};
 use crate::rows::keys::template_choice;
+use crate::rows::prompts::{Prompt as Row, Prompts};
 use crate::run_folder::run_dir::RunDir;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use smidgen_compile::DecodeShape;
 use smidgen_data::example::{GroupKind, RowFormat};
 use smidgen_data::mask::EncodedSample;
-use smidgen_data::prepare::read_tokenizer;
 use smidgen_data::template::choose_template;
 use smidgen_data::token_builder::TokenSetBuilder;
 use smidgen_data::tokens::{TokenLimits, TokenSet};
@@ -50,8 +51,9 @@ const MOST_ANSWERS_BYTES: u64 = 1 << 30;
 
 pub struct Rollouts<'a> {
     job: &'a Job,
+    prompts: &'a [Row],
+    tokenizer: &'a Tokenizer,
     settings: AnswerSettings,
-    tokenizer: Tokenizer,
     decoder: Decoder,
     rewards: Rewards,
     sampling: Sampling,
@@ -109,20 +111,21 @@ impl<'a> Rollouts<'a> {
         first_step: u64,
     ) -> Result<Option<Rollouts<'a>>, Failure> {
         let recipe = &job.recipe;
-        let Some(shape) = planned_shape(executor.plan()).filter(|_| recipe.generates()) else {
+        let Some((shape, prompts)) = DecodeShape::planned(executor.plan()).zip(job.data.prompts()) else {
             return Ok(None);
         };
         let mut rewards = Rewards::of(recipe)?;
         rewards.start()?;
-        let tokenizer = read_tokenizer(&job.model).map_err(Failure::model)?;
+        let Prompts { rows: prompts, tokenizer } = prompts;
         let aim = &recipe.train.aim;
         // The rows were rendered with it, so it can be read; strings may have none.
-        let template = choose_template(&template_choice(&recipe.data.template), RowFormat::Chat, &tokenizer);
+        let template = choose_template(&template_choice(&recipe.data.template), RowFormat::Chat, tokenizer);
         let template = template.ok().flatten().map(|template| template.kind);
         let mut rollouts = Rollouts {
             job,
+            prompts,
             settings: recipe.answer_settings(),
-            stop_ids: stop_ids(&job.model, &tokenizer, template.as_ref())?,
+            stop_ids: stop_ids(&job.model, tokenizer, template.as_ref())?,
             decoder: Decoder::of(executor.plan(), &job.request.spec, shape),
             tokenizer,
             rewards,
@@ -238,7 +241,7 @@ impl<'a> Rollouts<'a> {
         };
         let mut answers: Vec<Answer> = (0..count).map(nothing).collect();
         let mut texts = vec![(TextStream::default(), Stops::of(self.stops.clone())); count];
-        let (tokenizer, has_stops) = (&self.tokenizer, !self.stops.is_empty());
+        let (tokenizer, has_stops) = (self.tokenizer, !self.stops.is_empty());
         let on_news = |News { number, token, stopped, .. }: &News| {
             let (answer, (stream, stops)) = (&mut answers[*number], &mut texts[*number]);
             // The token that ends an answer is trained too: the model learns where to stop.
@@ -267,9 +270,8 @@ impl<'a> Rollouts<'a> {
     }
 
     fn score(&mut self, answers: &mut [Answer]) -> Result<(), Failure> {
-        let prompts = self.job.data.prompts().expect("a run that generates has prompts");
         let candidates = answers.iter().map(|answer| Candidate {
-            prompt: &prompts[answer.prompt as usize],
+            prompt: &self.prompts[answer.prompt as usize],
             text: &answer.text,
             tokens: answer.ids.len(),
             stopped_by: &answer.stopped_by,
@@ -331,7 +333,7 @@ impl<'a> Rollouts<'a> {
     fn write_log(&mut self, batch: &Batch, step: u64) -> Result<(), Failure> {
         let is_written = batch.number.is_multiple_of(stride(batch.number, DENSE_STEPS));
         let advantages = self.advantages(&batch.answers);
-        let prompts = self.job.data.prompts().expect("a run that generates has prompts");
+        let prompts = self.prompts;
         let names: Vec<&str> = self.rewards.names().collect();
         let Some(log) = self.log.as_mut().filter(|_| is_written) else { return Ok(()) };
         let mut lines = Vec::new();

@@ -52,7 +52,8 @@ fn mean(numbers: impl Iterator<Item = f64>) -> f64 {
 fn a_reward_is_learned() {
     let scratch = scratch();
     scratch.train("run", &with(&["train.steps=30", "train.num_generations=8", "train.lr=2e-2"]));
-    let rewards: Vec<f64> = scratch.metrics("run").iter().map(|row| row["reward"].as_f64().unwrap()).collect();
+    let rewards: Vec<f64> =
+        scratch.metrics("run").iter().map(|row| row["reward"].as_f64().unwrap()).collect();
     let (first, last) = (mean(rewards[..4].iter().copied()), mean(rewards[26..].iter().copied()));
     assert!(first < 0.5 && last > 0.8, "{rewards:?}");
     let rows = scratch.metrics("run");
@@ -110,7 +111,11 @@ fn a_run_resumes_in_the_middle_of_its_answers() {
                 scratch.train(output, &[&run[..], &["--resume"]].concat());
                 assert!(scratch.adapter(clean) == scratch.adapter(output), "{more:?} after step {step}");
                 assert_eq!(scratch.losses(clean), scratch.losses(output), "{more:?} after step {step}");
-                assert_eq!(rollouts(&scratch, clean), rollouts(&scratch, output), "{more:?} after step {step}");
+                assert_eq!(
+                    rollouts(&scratch, clean),
+                    rollouts(&scratch, output),
+                    "{more:?} after step {step}"
+                );
                 std::fs::remove_dir_all(scratch.path(output)).unwrap();
             }
             std::fs::remove_dir_all(scratch.path(clean)).unwrap();
@@ -135,7 +140,8 @@ done
 fn a_program_scores_answers_and_its_end_loses_nothing() {
     let scratch = scratch();
     scratch.write("reward.sh", PROGRAM);
-    let command = "train.reward=[{command='sh reward.sh',workers=2,timeout=60},{kind=length,max=3,weight=0.5}]";
+    let command =
+        "train.reward=[{command='sh reward.sh',workers=2,timeout=60},{kind=length,max=3,weight=0.5}]";
     let run = with(&["train.steps=5", command]);
     scratch.train("clean", &run);
     for answer in rollouts(&scratch, "clean") {
@@ -167,7 +173,11 @@ fn a_program_scores_answers_and_its_end_loses_nothing() {
 fn groups_with_equal_rewards_are_counted() {
     let scratch = scratch();
     let ended = scratch.train("run", &with(&["train.steps=5", "train.reward=[{kind=regex,pattern=never}]"]));
-    assert!(ended.stderr.contains("step 1: all answers to each prompt have the same reward"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("step 1: all answers to each prompt have the same reward"),
+        "{}",
+        ended.stderr
+    );
     assert!(ended.stderr.contains("10 of 10 groups of answers had equal rewards"), "{}", ended.stderr);
     let rows = scratch.metrics("run");
     assert!(rows.iter().all(|row| row["frac_reward_zero_std"] == 1.0 && row["grad_norm"] == 0.0), "{rows:?}");
@@ -196,10 +206,13 @@ fn an_answer_ends_at_a_text() {
 fn one_plan_has_a_row_for_each_phase() {
     let scratch = scratch();
     let plan = scratch.plan(&RUN);
-    let names: Vec<&str> =
-        plan["phases"].as_object().map(|phases| phases.keys().map(String::as_str).collect()).unwrap_or_default();
+    let names: Vec<&str> = plan["phases"]
+        .as_object()
+        .map(|phases| phases.keys().map(String::as_str).collect())
+        .unwrap_or_default();
     assert!(plan.to_string().contains("\"rollout\""), "{names:?}");
-    scratch.train_measured("run", &with(&["train.steps=3", "memory.threads=1"]));
+    let ended = scratch.train("run", &with(&["train.steps=3", "train.log_every=1"]));
+    assert!(ended.stderr.contains(" reward 0."), "{}", ended.stderr);
     let phases = scratch.json("run/phases.json");
     assert!(phases["rollout"]["measured"].is_object(), "{phases}");
     let ended = scratch.run(&[&["preview", "recipe.toml", "--rows", "1"][..], &RUN].concat());
@@ -234,7 +247,8 @@ fn what_cannot_be_generated_or_scored_is_refused() {
     ] {
         scratch.train_refused(code, &with(overrides), words);
     }
-    let ended = scratch.run(&[&["train", "recipe.toml"][..], &with(&["train.reward=[{command='exit 4'}]"])].concat());
+    let ended =
+        scratch.run(&[&["train", "recipe.toml"][..], &with(&["train.reward=[{command='exit 4'}]"])].concat());
     assert_eq!(ended.code, Some(1));
     assert!(ended.stderr.contains("`exit 4` ended with exit status: 4 after 0 answers"), "{}", ended.stderr);
 }
@@ -244,9 +258,11 @@ fn what_cannot_be_generated_or_scored_is_refused() {
 fn an_evaluation_between_updates_changes_nothing() {
     let scratch = Scratch::new();
     let row = |number: u64| {
-        let answers: Vec<Vec<u64>> = (0..3).map(|answer| vec![5 + number, 20 + answer, 30 + number]).collect();
+        let answers: Vec<Vec<u64>> =
+            (0..3).map(|answer| vec![5 + number, 20 + answer, 30 + number]).collect();
         let rewards = [number as f64, 1.0, 0.25];
-        json!({"prompt_ids": [1, 2, 3 + number], "completions": answers, "rewards": rewards}).to_string() + "\n"
+        json!({"prompt_ids": [1, 2, 3 + number], "completions": answers, "rewards": rewards}).to_string()
+            + "\n"
     };
     scratch.write("train.jsonl", (0..6).map(row).collect::<String>());
     scratch.write("eval.jsonl", (6..8).map(row).collect::<String>());
@@ -277,8 +293,10 @@ fn memory_does_not_change_the_divergence_of_kto() {
     let scratch = Scratch::new();
     let row = |number: u64| {
         let (prompt, answer) = if number % 2 == 0 { (18, 3) } else { (3, 18) };
-        let ids = |count: u64, first: u64| (0..count).map(|at| (first + 7 * at + number) % 211).collect::<Vec<_>>();
-        json!({"prompt_ids": ids(prompt, 3), "completion_ids": ids(answer, 50), "label": number % 3 == 0}).to_string()
+        let ids =
+            |count: u64, first: u64| (0..count).map(|at| (first + 7 * at + number) % 211).collect::<Vec<_>>();
+        json!({"prompt_ids": ids(prompt, 3), "completion_ids": ids(answer, 50), "label": number % 3 == 0})
+            .to_string()
             + "\n"
     };
     scratch.write("labels.jsonl", (0..8).map(row).collect::<String>());
