@@ -15,7 +15,7 @@ use smidgen_compile::choices::{Refusal, refuse};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
     Budget, Choice, Context, DecodeShape, Demand, Fitting, Profile, Purpose, Question, Request, Solution,
-    SolveError, solve,
+    SolveError, fits_with_little_offloaded, solve, solve_quickly,
 };
 use smidgen_ir::{DeviceKind, Entry, Pins, Plan, Space};
 use smidgen_recipe::{AnswerSettings, Batch};
@@ -130,6 +130,16 @@ impl Conditions {
             }
         }
         best.expect("at least one number of slots is tried")
+    }
+
+    /// A plan that fits, without the search for the fastest.
+    pub fn solve_quickly(&self, request: &Request, demands: &[Demand]) -> Option<Solution> {
+        solve_quickly(&self.question(request, demands))
+    }
+
+    /// Whether a plan fits that offloads no more than it must.
+    pub fn fits_with_little_offloaded(&self, request: &Request, demand: Demand) -> bool {
+        fits_with_little_offloaded(&self.question(request, &[demand]))
     }
 
     /// Alternative conditions that move more and more state to disk, in the order in which the planner tries them when
