@@ -12,7 +12,7 @@ use crate::read::{
     MODEL_PATH, NUMBERS, OUTPUT_FOLDER, PARTS, PEAK, PROFILE, RANK, RANK_PATTERN, SEED, SHARE, TARGETS,
     TEMPLATE, TEXTS, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
 };
-use crate::reward::REWARDS;
+use crate::reward_tables::REWARDS;
 use crate::sections::{Batch, Length, Recipe};
 use crate::toml_text::RenderValue;
 use crate::value::Given;

@@ -26,6 +26,7 @@ mod read;
 mod reasons;
 mod render;
 mod reward;
+mod reward_tables;
 pub mod schema;
 mod sections;
 mod single;

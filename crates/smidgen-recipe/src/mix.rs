@@ -8,7 +8,7 @@ use smidgen_ir::words::{ClosedWord, ColumnRole, DataFormat, nearest};
 
 use crate::dataset_name::DATASET_FORMS;
 use crate::read::{ABOVE_ZERO, Reader, TRAIN_FILES, reader, words};
-use crate::reward::explain_reward;
+use crate::reward_tables::explain_reward;
 use crate::sections::MixSource;
 use crate::value::{Given, Value};
 

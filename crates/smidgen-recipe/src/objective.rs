@@ -162,7 +162,7 @@ impl Recipe {
             refuse("data.split", "`data.split` is not evaluated where answers are generated", LATER);
         }
         if data.format != DataFormat::Auto {
-            let message = "`data.format` has no effect: rows of prompts are told by their columns";
+            let message = "`data.format` has no effect: rows of prompts are detected by their columns";
             refuse("data.format", message, "remove it");
         }
         if matches!(data.overflow, Overflow::Truncate) {

@@ -103,7 +103,7 @@ impl Rewards {
     }
 }
 
-/// What a program is told about an answer.
+/// The line that a program reads about an answer.
 fn request(answer: &Candidate<'_>) -> String {
     let Candidate { prompt, text, tokens, stopped_by } = answer;
     json!({

@@ -128,10 +128,7 @@ const PROGRAM: &str = r#"n=0
 while read -r line; do
   n=$((n+1))
   if [ -e ends ] && [ $n -gt 12 ]; then echo 'no more memory' >&2; exit 3; fi
-  case "$line" in
-    *'"completion":"'*one*'","prompt"'*|*'"completion":"'*two*'","prompt"'*) echo '{"reward": 1}';;
-    *) echo 0;;
-  esac
+  if echo "$line" | grep -Eq '"completion":"[^"]*(one|two)'; then echo '{"reward": 1}'; else echo 0; fi
 done
 "#;
 
@@ -295,7 +292,7 @@ fn memory_does_not_change_the_divergence_of_kto() {
         let (prompt, answer) = if number % 2 == 0 { (18, 3) } else { (3, 18) };
         let ids =
             |count: u64, first: u64| (0..count).map(|at| (first + 7 * at + number) % 211).collect::<Vec<_>>();
-        json!({"prompt_ids": ids(prompt, 3), "completion_ids": ids(answer, 50), "label": number % 3 == 0})
+        json!({"prompt_ids": ids(prompt, 3), "completion_ids": ids(answer, 50), "label": number != 3})
             .to_string()
             + "\n"
     };
