@@ -6,7 +6,11 @@
 use crate::decoder::{ALL_LINEARS, Choice, llama, with_head, without_biases};
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::layer::{
-    KeysAndValues, LayerNorms, NormForm, NormSpec, NormedChannels, OutputGate, QkNorm, Rotation, TokenInput,
+    KeysAndValues, LayerNorms, Mixer, NormForm, NormSpec, NormedChannels, OutputGate, QkNorm, Rotation,
+    TokenInput,
+};
+use smidgen_compile::model::recurrent::{
+    DeltaProjections, DeltaSpec, MambaSpec, RecurrentSpec, ShortConvSpec,
 };
 use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec, PerLayerEmbedding};
 use smidgen_ir::{Activation, Norm, PositionScale, RopeScaling, RopeSpec};
@@ -29,6 +33,13 @@ pub fn kinds() -> Vec<Choice> {
         choice("half of each head, interleaved", interleaved()),
         choice("scaled positions", scaled_positions()),
         choice("dynamic", dynamic()),
+        choice("delta rule", delta_rule(DeltaProjections::Parts)),
+        choice("delta rule by key heads", delta_rule(DeltaProjections::KeyHeads)),
+        choice(
+            "short convolutions",
+            first_layer(RecurrentSpec::ShortConv(ShortConvSpec { taps: 3, bias: true })),
+        ),
+        choice("mamba", mamba()),
     ]
 }
 
@@ -40,6 +51,45 @@ pub fn adapters(choice: &Choice) -> usize {
 
 fn plain() -> DecoderSpec {
     without_biases(llama())
+}
+
+/// A recurrent mixer in the first layer.
+fn first_layer(mixer: RecurrentSpec) -> DecoderSpec {
+    plain().with_layers(|index, layer| {
+        if index == 0 {
+            layer.mixer = Mixer::Recurrent(mixer.clone());
+        }
+    })
+}
+
+/// The other layer has attention whose gate is in the projection of queries.
+fn delta_rule(projections: DeltaProjections) -> DecoderSpec {
+    let delta = DeltaSpec {
+        heads: 4,
+        key_heads: 2,
+        key_dim: 6,
+        value_dim: 5,
+        taps: 3,
+        projections,
+        write: 1.0,
+        norm: NORM,
+    };
+    first_layer(RecurrentSpec::Delta(delta))
+        .with_attention(|_, attention| attention.gate = OutputGate::OfQueries)
+}
+
+fn mamba() -> DecoderSpec {
+    first_layer(RecurrentSpec::Mamba(MambaSpec {
+        heads: 4,
+        head_dim: 5,
+        groups: 2,
+        state: 6,
+        taps: 4,
+        conv_bias: true,
+        proj_bias: false,
+        steps: [0.0, f32::INFINITY],
+        norm: NORM,
+    }))
 }
 
 /// Layer norms that attention and feed-forward share; only the layer with a window is rotated, by neighbouring channels.
