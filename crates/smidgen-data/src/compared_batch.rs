@@ -7,8 +7,19 @@ use crate::micro_batch::{MicroBatch, PackError, Packing};
 use crate::tokens::{ReadSampleError, TokenSet};
 
 impl Packing {
+    /// Packs samples of a set into micro-batches of at most `micro_tokens`. Those that are compared stay together.
+    pub fn pack_samples(
+        &mut self,
+        set: &TokenSet,
+        samples: &[u32],
+        micro_tokens: usize,
+    ) -> Result<(), PackError> {
+        let lengths = samples.iter().map(|sample| set.length(*sample as usize));
+        self.pack_together(lengths, set.rows().together(), micro_tokens)
+    }
+
     /// Like [`Packing::pack`], with this many samples at a time, which stay together.
-    pub fn pack_together(
+    fn pack_together(
         &mut self,
         lengths: impl IntoIterator<Item = u32>,
         together: usize,

@@ -8,9 +8,8 @@
 //! | prompt-completion | `prompt`, `completion`: both strings that are not blank, or both lists of messages | `prompt` and `response`, `question` and `answer`, `input` and `output` |
 //! | text | `text` | |
 //! | tokens | `input_ids`; `labels` may be missing | |
-//! | preference | see `preference_row.rs`, also for its tokens | |
 //!
-//! `data.columns` renames columns first. Lists in cells of tables are JSON. Nothing needs a tokenizer.
+//! Rows to compare are in `preference_row.rs`. `data.columns` renames columns first. Nothing needs a tokenizer.
 
 use std::path::Path;
 

@@ -16,6 +16,7 @@ use thiserror::Error;
 use crate::batch::BatchPlan;
 use crate::clips::{ClipStore, SampleClips};
 use crate::share::Shares;
+pub use crate::tokens::token_and_row_count;
 use crate::tokens::{ReadSampleError, TokenSet, largest_extent};
 
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -278,11 +279,7 @@ fn for_each_share(
     plan.for_each_distinct_batch(|samples| {
         shares.divide(samples, length, ranks);
         shares.all().try_for_each(|samples| {
-            packing.pack_together(
-                samples.iter().map(|&sample| length(sample)),
-                set.rows().together(),
-                micro_tokens,
-            )?;
+            packing.pack_samples(set, samples, micro_tokens)?;
             see(samples, &packing);
             Ok(())
         })
@@ -378,11 +375,7 @@ pub fn packed_epoch(
         packed.samples += samples.len() as u64;
         packed.tokens += samples.iter().map(|&sample| u64::from(length(sample))).sum::<u64>();
         shares.all().try_for_each(|samples| {
-            packing.pack_together(
-                samples.iter().map(|&sample| length(sample)),
-                set.rows().together(),
-                micro_tokens,
-            )?;
+            packing.pack_samples(set, samples, micro_tokens)?;
             packed.sequences += packing.micro_batches().len() as u64;
             Ok(())
         })
@@ -411,12 +404,6 @@ pub fn largest_samples(
         }
     })?;
     Ok(largest)
-}
-
-/// The number of tokens of some samples, and how many of them are supervised.
-pub fn token_and_row_count(set: &TokenSet, samples: impl IntoIterator<Item = u32>) -> (usize, usize) {
-    let extent = set.extent(samples);
-    (extent.tokens, extent.rows)
 }
 
 #[cfg(test)]

@@ -178,3 +178,102 @@ fn shared_prompt(row: &Fields<'_>, chosen: Json, rejected: Json) -> Result<(Json
         (other, _) => Err(wrong_type(place, "chosen".to_owned(), &other, "a string or a list of messages")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example::{ExampleRow, RowFormat};
+    use crate::format::example_of;
+    use crate::row_place::{RowPlace, RowUnit};
+    use serde_json::json;
+    use std::path::Path;
+
+    fn read(format: RowFormat, row: Json) -> Result<Group, String> {
+        let place = RowPlace { file: Path::new("a.jsonl"), unit: RowUnit::Line, number: 7 };
+        match example_of(format, place, row) {
+            Ok(ExampleRow { example: Example::Group(group), .. }) => Ok(group),
+            Ok(other) => panic!("{other:?} is no group"),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn strings(group: &Group) -> Vec<(&str, &str)> {
+        let texts = group.members.iter().map(|(member, _)| match member {
+            Example::PromptCompletion { prompt, completion } => (prompt.as_str(), completion.as_str()),
+            other => panic!("{other:?} is no pair of strings"),
+        });
+        texts.collect()
+    }
+
+    #[test]
+    fn strings_with_and_without_a_prompt() {
+        let given = read(RowFormat::Preference, json!({"prompt": "2+2?", "chosen": " 4", "rejected": " 5"}));
+        assert_eq!(strings(&given.unwrap()), [("2+2?", " 4"), ("2+2?", " 5")]);
+        let whole = json!({"chosen": "Q: two? A: yes it is", "rejected": "Q: two? A: no"});
+        let whole = read(RowFormat::Preference, whole).unwrap();
+        assert_eq!(strings(&whole), [("Q: two? A:", " yes it is"), ("Q: two? A:", " no")]);
+        let labelled = json!({"prompt": "2+2?", "completion": "5", "label": false});
+        let labelled = read(RowFormat::Preference, labelled).unwrap();
+        assert_eq!((labelled.kind, labelled.members[0].1), (GroupKind::Labelled, -1.0));
+    }
+
+    #[test]
+    fn conversations_share_their_beginning() {
+        let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+        let asked = turn("user", "2+2?");
+        // The prompt as a string repeats the first turn of both answers.
+        let row = json!({
+            "prompt": "2+2?",
+            "chosen": [asked, turn("assistant", "4")],
+            "rejected": [asked, turn("assistant", "5")],
+        });
+        let group = read(RowFormat::Preference, row).unwrap();
+        for ((member, _), answer) in group.members.iter().zip(["4", "5"]) {
+            let Example::Chat(conversation) = member else { panic!("{member:?} is no conversation") };
+            assert_eq!(conversation.prompt_messages, Some(1));
+            assert_eq!(conversation.messages[1]["content"], answer);
+        }
+    }
+
+    #[test]
+    fn tokens_have_silent_prompts() {
+        let row = json!({"prompt_ids": [1, 2], "completions": [[3], [4, 5]], "rewards": [0.5, -1]});
+        let group = read(RowFormat::Tokens, row).unwrap();
+        let expected = |ids: Vec<i64>, labels: Vec<i64>| Example::Tokens { ids, labels: Some(labels) };
+        assert_eq!(group.members[0], (expected(vec![1, 2, 3], vec![-100, -100, 3]), 0.5));
+        assert_eq!(group.members[1], (expected(vec![1, 2, 4, 5], vec![-100, -100, 4, 5]), -1.0));
+    }
+
+    #[test]
+    fn rows_without_a_preference_are_named() {
+        let text = |row: Json| read(RowFormat::Preference, row).unwrap_err();
+        let tokens = |row: Json| read(RowFormat::Tokens, row).unwrap_err();
+        assert!(text(json!({"prompt": "a", "chosen": "b"})).contains("`rejected` is missing"));
+        assert!(
+            text(json!({"prompt": "a", "chosen": "b", "rejected": "b"}))
+                .contains("both answers are the same")
+        );
+        assert!(text(json!({"prompt": "a", "chosen": "b", "rejected": " "})).contains("`rejected` is empty"));
+        assert!(text(json!({"chosen": "b", "rejected": "c"})).contains("do not begin with the same prompt"));
+        assert!(
+            text(json!({"prompt": "a", "completion": "b", "label": "yes"}))
+                .contains("expected true or false")
+        );
+        assert!(
+            tokens(json!({"prompt_ids": [], "chosen_ids": [1], "rejected_ids": [2]}))
+                .contains("`prompt_ids` is empty")
+        );
+        assert!(
+            tokens(json!({"prompt_ids": [1], "chosen_ids": [1], "rejected_ids": []}))
+                .contains("`rejected_ids` is empty")
+        );
+        assert!(
+            tokens(json!({"prompt_ids": [1], "completions": [[1]], "rewards": []}))
+                .contains("has 1 entries, `rewards` has 0")
+        );
+        assert!(
+            tokens(json!({"prompt_ids": [1], "completions": [[1]], "rewards": [null]}))
+                .contains("a finite number")
+        );
+    }
+}

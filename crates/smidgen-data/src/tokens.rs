@@ -374,3 +374,9 @@ pub fn largest_extent(one: Extent, other: Extent) -> Extent {
         audio: one.audio.max(other.audio),
     }
 }
+
+/// The number of tokens of some samples, and how many of them are supervised.
+pub fn token_and_row_count(set: &TokenSet, samples: impl IntoIterator<Item = u32>) -> (usize, usize) {
+    let extent = set.extent(samples);
+    (extent.tokens, extent.rows)
+}

@@ -6,9 +6,9 @@
 //! Left out: GGUF files (`gguf/`), whose tables name the tensors of experts.
 
 use crate::folder::ModelFolder;
-use crate::joined::{JoinedWeight, RowsOf, Turned};
 use crate::tensor_ref::TensorRef;
 use crate::weight::Weight;
+use crate::weight::joined::{JoinedWeight, RowsOf, Turned};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The experts of a folder.

@@ -26,7 +26,6 @@ pub mod folder_files;
 pub(crate) mod four_bit;
 pub mod fp8;
 pub mod gguf;
-mod joined;
 pub mod json_file;
 pub mod links;
 pub mod load;

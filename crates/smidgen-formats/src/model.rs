@@ -143,6 +143,14 @@ impl Model {
         }
     }
 
+    /// A weight of experts in MXFP4, if there is one.
+    pub fn mxfp4_experts(&self) -> Option<&str> {
+        match self {
+            Model::Folder { packed, .. } => packed.mxfp4_experts(),
+            Model::Gguf { .. } => None,
+        }
+    }
+
     /// The weight with this Hugging Face name.
     pub fn weight(&self, name: &str) -> Option<Weight> {
         match self {

@@ -31,6 +31,20 @@ pub struct PackedWeights {
     pub parts: BTreeSet<String>,
 }
 
+impl PackedWeights {
+    /// The name of the weight whose codes a tensor holds.
+    pub fn weight_of_codes(&self, tensor: &str) -> Option<&str> {
+        let stem = tensor.strip_suffix(".qweight").or_else(|| tensor.strip_suffix("_blocks"))?;
+        self.weights.get_key_value(&format!("{stem}.weight")).map(|(name, _)| name.as_str())
+    }
+
+    /// A weight in MXFP4 that holds experts, if there is one.
+    pub fn mxfp4_experts(&self) -> Option<&str> {
+        let experts = self.weights.iter().filter(|(name, _)| name.contains(".experts."));
+        experts.filter(|(_, weight)| weight.block == Block::Mxfp4).map(|(name, _)| name.as_str()).next()
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct PackedWeight {
     shape: Vec<usize>,
@@ -395,6 +409,16 @@ mod tests {
             assert_eq!(weight.shape(), model.weight("decoded").unwrap().shape(), "{case}");
             assert_eq!(model.weight_names(), ["decoded", name], "{case}");
         }
+    }
+
+    /// A merge writes a packed weight where its codes are, and refuses experts in MXFP4, which have another layout.
+    #[test]
+    fn weights_are_found_by_their_codes() {
+        let Model::Folder { packed, .. } = fixture("gptq") else { panic!("a folder") };
+        assert_eq!(packed.weight_of_codes("x.qweight"), Some("x.weight"));
+        assert_eq!([packed.weight_of_codes("x.scales"), packed.mxfp4_experts()], [None; 2]);
+        assert_eq!(fixture("mxfp4").mxfp4_experts(), None);
+        assert_eq!(fixture("mxfp4-experts").mxfp4_experts(), Some("x.experts.gate_up_proj.weight"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! kernel would touch it. Weight matrices are also counted in elements, because a device may have to decode or repack
 //! them for every matmul. A device profile turns a [`Cost`] into seconds; nothing here knows a device.
 
-use crate::op_attributes::ExpertRows;
+use crate::expert_attributes::ExpertRows;
 use crate::rank::Rank;
 use crate::recurrence::ScanShape;
 use crate::shape::{Extent, Type};

@@ -11,6 +11,7 @@ pub mod audio_rows;
 pub mod by_value;
 pub mod bytes;
 pub mod cost;
+mod expert_attributes;
 pub mod graph;
 pub mod grouped_digits;
 mod loss_head;
@@ -39,16 +40,14 @@ pub mod workspace_cuda;
 pub use audio_rows::{MARK_COLUMNS, PlainActivation, StridedConv};
 pub use by_value::{ByValue, ValueSet};
 pub use cost::{Cost, Operands, Workload};
+pub use expert_attributes::{ExpertRows, Router, RouterGroups, RouterScores};
 pub use graph::{
     Entry, Graph, Lap, Leaf, LeafKind, Node, Phase, Rounded, Slice, Space, Value, ValueId, ValueRole,
 };
 pub use loss_head::{HeadPiece, LossHead};
 pub use objective::Objective;
 pub use op::Op;
-pub use op_attributes::{
-    ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, ExpertRows, HeadPart, Norm, RandomPlace, Router,
-    RouterGroups, RouterScores,
-};
+pub use op_attributes::{ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, HeadPart, Norm, RandomPlace};
 pub use op_shapes::ShapeError;
 pub use op_table::{Batching, BoundBy, Fusion, Property, Route};
 pub use plan::{

@@ -10,12 +10,12 @@
 
 use crate::audio_rows::{PlainActivation, StridedConv};
 use crate::cost::{Cost, Operands, others_share};
+use crate::expert_attributes::{ExpertRows, Router, expert_rows_text};
 use crate::loss_head::{HeadPiece, LossHead};
 use crate::objective::Objective;
 use crate::op_attributes::{
-    Activation, AdamW, AttentionShape, ExpertRows, HeadPart, Norm, RandomPlace, Router, embed_grad_text,
-    expert_rows_text, flag_text, groups_text, logits_text, norm_grad_in_place, norm_text, rank_text,
-    scale_text,
+    Activation, AdamW, AttentionShape, HeadPart, Norm, RandomPlace, embed_grad_text, flag_text, groups_text,
+    logits_text, norm_grad_in_place, norm_text, rank_text, scale_text,
 };
 use crate::op_shapes::{MOMENTS_IN_8_BITS, Rule, ShapeError};
 use crate::op_table::{Batching, BoundBy, Fusion, Property, Route, column, op_pattern, op_table};

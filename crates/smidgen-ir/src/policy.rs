@@ -6,7 +6,7 @@
 //! No choice changes what is computed; tiles and a split head change the order of sums, so results differ by rounding.
 //! A field belongs to the [`Choice`] that the list names after `of`. Code that explains choices goes by [`Choice`] and needs
 //! no field names. To add a choice: a line in the list below, a pass that carries it out, its place in the search
-//! (`smidgen-compile/src/choices.rs`), its recipe key and its words in `report/choices.rs`.
+//! (`smidgen-compile/src/solve/choices.rs`), its recipe key and its words in `report/choices.rs`.
 
 use crate::graph::Space;
 use crate::plan::DeviceKind;

@@ -58,7 +58,7 @@ impl ScanShape {
         self.heads / self.key_heads
     }
 
-    /// States of a head that the backward pass stores at the beginnings of chunks, for so many tokens.
+    /// States of a head that the backward pass stores at the beginnings of chunks for this many tokens.
     pub fn chunks(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.chunk)
     }

@@ -4,8 +4,9 @@
 //! table says which of these sizes an operation needs; most need none. The parts that they are made of are in
 //! `workspace_cpu.rs` and `workspace_cuda.rs`, where kernels read them too.
 
+use crate::expert_attributes::{ExpertRows, Router};
 use crate::loss_head::{HeadPiece, LossHead};
-use crate::op_attributes::{AttentionShape, ExpertRows, Router};
+use crate::op_attributes::AttentionShape;
 use crate::recurrence::ScanShape;
 use crate::shape::{Extent, Type, align_up};
 use crate::target::{DeviceKind, Precision};

@@ -427,16 +427,18 @@ impl Reading<'_> {
         if let Some((key, message, hint)) = self.recipe.refused_reference() {
             inert.push((key, message, hint));
         }
-        if kind != ObjectiveKind::Sft && matches!(train.batch, Batch::Tokens(_)) {
-            let message = format!("`train.batch_tokens` cannot be used with `train.objective = \"{kind}\"`");
-            inert.push(("train.batch_tokens", message, "count rows: `train.batch`"));
-        }
+        let counts_tokens = kind != ObjectiveKind::Sft && matches!(train.batch, Batch::Tokens(_));
         if kind != ObjectiveKind::Sft && data.overflow == Overflow::Chunk {
             let message = "`data.overflow = \"chunk\"` would cut an answer into pieces".to_owned();
             let hint = "`truncate` cuts the end of an answer, `drop` leaves its row out";
             inert.push(("data.overflow", message, hint));
         }
         inert.into_iter().for_each(|(key, message, hint)| self.note_given(key, message, hint));
+        if counts_tokens {
+            let place = self.seen.get("train.batch_tokens").map_or(Place::Missing, |seen| seen.place.clone());
+            let message = format!("`train.batch_tokens` cannot be used with `train.objective = \"{kind}\"`");
+            self.note(place, "train.batch_tokens", message, Some("count rows: `train.batch`".into()));
+        }
     }
 
     /// Matmuls in fp8 need weights in fp8.

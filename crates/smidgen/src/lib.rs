@@ -59,6 +59,7 @@ mod ranks;
 mod report;
 mod rows;
 mod run_folder;
+mod serve;
 mod session;
 mod train;
 

@@ -158,7 +158,7 @@ impl Builder<'_> {
             self.leaf(&format!("{depthwise}.weight")),
             self.leaf(&format!("{depthwise}.bias")),
         ];
-        let y = self.emit1(Op::CausalConv { bias: true, backward: false }, inputs, &name("depthwise"));
+        let y = self.causal_conv(inputs, true, &name("depthwise"));
         let y = self.linear_at(y, &path("dw_sep_conv_1d.pw_conv"), &name("pointwise"));
         let y = self.act(y, PlainActivation::Silu, &name("act"));
         self.linear_at(y, &path("ext_pw_conv_1d"), &name("out"))

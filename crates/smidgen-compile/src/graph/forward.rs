@@ -199,6 +199,28 @@ impl Builder<'_> {
         self.emit1(Op::Add { scale }, vec![x, y], output)
     }
 
+    /// x times stored numbers, each that of several neighbouring channels.
+    pub fn scaled_by(&mut self, x: ValueId, numbers: ValueId, output: &str) -> ValueId {
+        self.emit1(Op::ScaleBy, vec![x, numbers], output)
+    }
+
+    /// Columns `first` to `first + columns` of each of `groups` equal parts of x.
+    pub fn columns(
+        &mut self,
+        x: ValueId,
+        first: usize,
+        columns: usize,
+        groups: usize,
+        output: &str,
+    ) -> ValueId {
+        self.emit1(Op::SliceColumns { first, columns, groups }, vec![x], output)
+    }
+
+    /// The causal convolution of its inputs.
+    pub fn causal_conv(&mut self, inputs: Vec<ValueId>, bias: bool, output: &str) -> ValueId {
+        self.emit1(Op::CausalConv { bias, backward: false }, inputs, output)
+    }
+
     /// scale·x
     pub fn scaled(&mut self, x: ValueId, scale: f32, output: &str) -> ValueId {
         self.emit1(Op::Scale { scale }, vec![x], output)
@@ -228,7 +250,7 @@ impl Builder<'_> {
             }
             if layer.has_scalar {
                 let scalar = self.leaf(&DecoderSpec::layer_path(index, LAYER_SCALAR));
-                x = self.emit1(Op::ScaleBy, vec![x, scalar], "x_scaled");
+                x = self.scaled_by(x, scalar, "x_scaled");
             }
         }
         self.layer = None;
@@ -258,8 +280,7 @@ impl Builder<'_> {
     /// Adds to x (T, C) what a layer makes of its part of `embeddings` (T, L·P).
     fn token_input(&mut self, layer: usize, input: TokenInput, x: ValueId, embeddings: ValueId) -> ValueId {
         let TokenInput { width, activation, norm } = input;
-        let slice = Op::SliceColumns { first: layer * width, columns: width, groups: 1 };
-        let token = self.emit1(slice, vec![embeddings], "token"); // (T, P)
+        let token = self.columns(embeddings, layer * width, width, 1, "token"); // (T, P)
         let gate = self.linear(x, TOKEN_GATE, "token.gate"); // (T, P)
         let a = self.gated(activation, gate, token, "token.act"); // (T, P)
         let y = self.linear(a, TOKEN_PROJECTION, "token.out"); // (T, C)
@@ -323,10 +344,9 @@ impl Builder<'_> {
         };
         let mut gate = None;
         if is_doubled {
-            let both = q;
-            let half = |first| Op::SliceColumns { first, columns: head_dim, groups: attention.heads };
-            q = self.emit1(half(0), vec![both], "attn.q"); // (T, H·D)
-            gate = Some(self.emit1(half(head_dim), vec![both], "attn.gate")); // (T, H·D)
+            let (both, heads) = (q, attention.heads);
+            q = self.columns(both, 0, head_dim, heads, "attn.q"); // (T, H·D)
+            gate = Some(self.columns(both, head_dim, head_dim, heads, "attn.gate")); // (T, H·D)
         }
         q = self.head_norm(attention, q, 0, "attn.q_normed"); // (T, H·D)
         q = self.rotated(

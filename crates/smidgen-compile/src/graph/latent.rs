@@ -58,11 +58,8 @@ impl Builder<'_> {
     /// The normed latent of keys and values, and the channels of keys that will be rotated.
     fn latent_rows(&mut self, latent: &LatentSpec, n: ValueId) -> (ValueId, ValueId) {
         let both = self.linear(n, LATENT[0], "attn.latent"); // (T, L+R)
-        let mut slice = |first, columns, name| {
-            self.emit1(Op::SliceColumns { first, columns, groups: 1 }, vec![both], name)
-        };
-        let rows = slice(0, latent.rank, "attn.latent_rows");
-        let key = slice(latent.rank, latent.rotated, "attn.k_shared");
+        let rows = self.columns(both, 0, latent.rank, 1, "attn.latent_rows");
+        let key = self.columns(both, latent.rank, latent.rotated, 1, "attn.k_shared");
         (self.norm(rows, NormForm::Rms(latent.norm), LATENT[1], "attn.latent_normed"), key)
     }
 

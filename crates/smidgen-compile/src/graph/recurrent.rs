@@ -84,22 +84,15 @@ impl Builder<'_> {
         let ba = self.linear(n, paths.write, "delta.ba"); // (T, 2·H)
         let mut first = 0;
         let mut slice = |builder: &mut Self, of: ValueId, columns: usize, output: &str| {
-            let op = Op::SliceColumns { first, columns, groups };
             first += columns;
-            builder.emit1(op, vec![of], output)
+            builder.columns(of, first - columns, columns, groups, output)
         };
         let q = slice(self, qkvz, delta.key_dim, "delta.q");
         let k = slice(self, qkvz, delta.key_dim, "delta.k");
         let v = slice(self, qkvz, values, "delta.v");
         let z = slice(self, qkvz, values, "delta.z");
-        first = 0;
-        let mut slice = |builder: &mut Self, output: &str| {
-            let op = Op::SliceColumns { first, columns: group, groups };
-            first += group;
-            builder.emit1(op, vec![ba], output)
-        };
-        let b = slice(self, "delta.b");
-        ([q, k, v], z, b, slice(self, "delta.a"))
+        let b = self.columns(ba, 0, group, groups, "delta.b");
+        ([q, k, v], z, b, self.columns(ba, group, group, groups, "delta.a"))
     }
 
     fn short_conv(&mut self, conv: &ShortConvSpec, n: ValueId) -> ValueId {
@@ -133,7 +126,7 @@ impl Builder<'_> {
         let gates = self.decay(DecayShape { least, most, write: None }, dt, None, MAMBA);
         let o = self.scan(mamba.scan(), [q, k, v], gates); // (T, H·P)
         let skip = self.layer_leaf("mamba.D");
-        let skipped = self.emit1(Op::ScaleBy, vec![v, skip], "mamba.skipped");
+        let skipped = self.scaled_by(v, skip, "mamba.skipped");
         let o = self.add(o, skipped, 1.0, "mamba.o");
         let gated = self.gated(Activation::Silu, gate, o, "mamba.gated");
         let normed = if mamba.groups == 1 {
@@ -141,7 +134,7 @@ impl Builder<'_> {
         } else {
             let normed = self.plain_norm(gated, mamba.norm, values / mamba.groups, "mamba.grouped");
             let weight = self.layer_leaf("mamba.norm.weight");
-            self.emit1(Op::ScaleBy, vec![normed, weight], "mamba.normed")
+            self.scaled_by(normed, weight, "mamba.normed")
         };
         self.linear(normed, "mamba.out_proj", "mamba.out")
     }
@@ -169,7 +162,7 @@ impl Builder<'_> {
             self.emit_cached(Op::CachedConv { bias }, inputs, name, &output)
         } else {
             let inputs = [vec![x, self.leaf(input::BOUNDARIES)], operands].concat();
-            self.emit1(Op::CausalConv { bias, backward: false }, inputs, &output)
+            self.causal_conv(inputs, bias, &output)
         };
         match act {
             Some(kind) => self.emit1(Op::Act(kind), vec![y], &format!("{of}.{name}_act")),

@@ -5,7 +5,7 @@
 //! each expert. Families differ in the router, in names, and in what is beside the experts; all of that is data here.
 //! Left out: how checkpoints lay experts out in their files.
 
-use super::layer::{GatedSpec, LayerLinear, NormSpec};
+use super::parts::{GatedSpec, LayerLinear, NormSpec};
 use super::tensors::LinearKind;
 use smidgen_ir::{Activation, ExpertRows, Norm, Router};
 

@@ -41,7 +41,7 @@ pub fn read_with_latents(
     }
     let head_dim = latent.query().max(latent.value).next_multiple_of(2);
     check_heads(heads, heads, head_dim)?;
-    if latent.rotated % 2 != 0 {
+    if !latent.rotated.is_multiple_of(2) {
         return Err(ModelError::unsupported("qk_rope_head_dim", latent.rotated.to_string(), "even sizes"));
     }
     let has_share = config.rotary_shares()?.iter().any(|share| *share != 1.0);

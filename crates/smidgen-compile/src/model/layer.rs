@@ -4,8 +4,8 @@
 //! linears and norms a layer has, with their paths below the layer, follows from its description.
 
 use super::experts::ExpertsSpec;
+pub use super::parts::{GatedNames, GatedSpec, LayerLinear, MLP, NormForm, NormSpec};
 use super::recurrent::RecurrentSpec;
-use super::tensors::LinearKind;
 use smidgen_ir::{Activation, AttentionShape, Norm, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +34,7 @@ pub struct TokenInput {
 
 /// Moves information between tokens.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "most layers have attention, the larger variant")]
 pub enum Mixer {
     Attention(AttentionSpec),
     Recurrent(RecurrentSpec),
@@ -54,22 +55,6 @@ pub struct LayerNorms {
     pub after_mixer: Option<NormSpec>,
     pub before_feed_forward: Option<NormSpec>,
     pub after_feed_forward: Option<NormSpec>,
-}
-
-/// A norm and its path below the layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct NormSpec {
-    pub path: &'static str,
-    pub form: NormForm,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum NormForm {
-    Rms(Norm),
-    /// (x - mean) / deviation · weight.
-    Layer {
-        eps: f32,
-    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -198,55 +183,10 @@ pub enum NormedChannels {
     AllHeads,
 }
 
-/// act(gate)·up, projected down.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GatedSpec {
-    /// Path of the module below the layer.
-    pub module: &'static str,
-    pub names: GatedNames,
-    /// Channels of gate and of up.
-    pub width: usize,
-    pub activation: Activation,
-    /// Whether gate and up are one linear.
-    pub is_fused: bool,
-    /// Whether gate, up and down have biases.
-    pub bias: bool,
-}
-
-/// The names of a feed-forward's linears below its module: gate and up as one linear, each of them, and down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GatedNames {
-    pub fused: &'static str,
-    pub separate: [&'static str; 2],
-    pub down: &'static str,
-}
-
-impl GatedNames {
-    pub const USUAL: GatedNames =
-        GatedNames { fused: "gate_up_proj", separate: ["gate_proj", "up_proj"], down: "down_proj" };
-    pub const NUMBERED: GatedNames = GatedNames { fused: "w13", separate: ["w1", "w3"], down: "w2" };
-    pub const INPUT_OUTPUT: GatedNames =
-        GatedNames { fused: "input_linear", down: "output_linear", ..GatedNames::USUAL };
-}
-
-/// A linear of a layer, by its path below the layer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LayerLinear {
-    pub path: String,
-    pub n: usize,
-    pub k: usize,
-    pub bias: bool,
-    pub kind: LinearKind,
-}
-
-impl LayerLinear {
-    pub fn dense(path: impl Into<String>, n: usize, k: usize, bias: bool) -> LayerLinear {
-        LayerLinear { path: path.into(), n, k, bias, kind: LinearKind::Dense }
-    }
-}
-
-/// The module of a feed-forward in most layers.
-pub const MLP: &str = "mlp";
+/// The path of projections that a checkpoint stores as one, and the paths of the separate projections in their order.
+pub const QKV: (&str, [&str; 3]) =
+    ("self_attn.qkv_proj", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
+pub const ATTENTION_OUTPUT: &str = "self_attn.o_proj";
 pub const SINKS: &str = "self_attn.sinks";
 /// The projection whose sigmoid multiplies the output of attention.
 pub const OUTPUT_GATE: &str = "self_attn.gate_proj";
@@ -408,16 +348,6 @@ impl LayerNorms {
     }
 }
 
-impl NormForm {
-    /// Whether values are multiplied by 1 + weight.
-    pub fn adds_one(&self) -> bool {
-        match self {
-            NormForm::Rms(norm) => norm.plus_one,
-            NormForm::Layer { .. } => false,
-        }
-    }
-}
-
 impl AttentionSpec {
     /// Rows of the query projection, and of the key and value projections.
     pub fn rows(&self) -> [usize; 2] {
@@ -507,26 +437,6 @@ impl LatentSpec {
             linear(from, heads * (self.plain + self.value), self.rank, false),
             linear(attention.paths.output, hidden, heads * self.value, attention.output_bias),
         ]);
-        linears
-    }
-}
-
-impl GatedSpec {
-    /// Paths of gate and up as one linear, of each, and of down.
-    pub fn paths(&self) -> (String, [String; 2], String) {
-        let path = |name: &str| format!("{}.{name}", self.module);
-        (path(self.names.fused), self.names.separate.map(path), path(self.names.down))
-    }
-
-    pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
-        let input = |path: String, n| LayerLinear::dense(path, n, hidden, self.bias);
-        let (fused, separate, down) = self.paths();
-        let mut linears = if self.is_fused {
-            vec![input(fused, 2 * self.width)]
-        } else {
-            separate.map(|path| input(path, self.width)).into()
-        };
-        linears.push(LayerLinear::dense(down, hidden, self.width, self.bias));
         linears
     }
 }

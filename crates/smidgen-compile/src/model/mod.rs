@@ -35,6 +35,7 @@ pub mod muse_glimmer;
 pub mod olmo2;
 pub mod olmo3;
 pub mod olmoe;
+pub mod parts;
 pub mod phi3;
 pub mod phi4_multimodal;
 pub mod phi4mm;
@@ -424,6 +425,9 @@ mod tests {
         if ["ministral3", "mistral4"].contains(&family.name) {
             let rope = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e6});
             whole.insert("rope_parameters".into(), rope);
+        }
+        if whole.contains_key("first_k_dense_replace") {
+            whole.insert("first_k_dense_replace".into(), json!(1));
         }
         if whole.contains_key("num_kv_shared_layers") {
             whole.insert("num_kv_shared_layers".into(), json!(3));

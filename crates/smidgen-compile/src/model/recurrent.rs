@@ -3,7 +3,7 @@
 //! Which linears and other tensors a mixer has, and what generation keeps of a sequence, follow from its description. Its
 //! paths are those below the layer.
 
-use super::layer::LayerLinear;
+use super::parts::LayerLinear;
 use smidgen_ir::{Norm, ScanShape, Shape};
 
 #[derive(Clone, Debug, PartialEq)]

@@ -337,7 +337,7 @@ impl Freedom<'_> {
     }
 }
 
-/// How a search for the leanest policy varies a policy.
+/// How a descent varies a policy.
 impl Freedom<'_> {
     /// Activations recomputed, offloaded, or both, whole or in tiles.
     pub fn variants_of_activations(&self, first: &Policy) -> Vec<Policy> {
@@ -369,7 +369,7 @@ impl Freedom<'_> {
 
     /// Policies that differ in one choice, given by `axis`; for a set of layers, only the ends. A large model needs only the
     /// first [`Freedom::AXES_OF_LARGE`]: everything is offloaded already, and activations were varied before.
-    pub fn lean_variants(&self, axis: usize, policy: &Policy) -> Vec<Policy> {
+    pub fn variants(&self, axis: usize, policy: &Policy) -> Vec<Policy> {
         let layers = self.layers;
         let other = || policy.clone();
         let all: Vec<Policy> = match axis {
@@ -398,7 +398,9 @@ impl Freedom<'_> {
                     .to_vec()
             }
             6 => [None, self.tile()].map(|tile_tokens| Policy { tile_tokens, ..other() }).to_vec(),
-            _ => [0, 1].map(|layers| Policy { window_bytes: self.window(layers), ..other() }).to_vec(),
+            _ => [0, 1, USUAL_WINDOW]
+                .map(|layers| Policy { window_bytes: self.window(layers), ..other() })
+                .to_vec(),
         };
         all.into_iter().map(|policy| self.obeyed(policy)).collect()
     }

@@ -5,7 +5,7 @@
 //! first. Then the measured policies are packed, as long as a schedule needs less than the leanest plan so far. The device
 //! budget plays no part, so a run fits if its budget is raised to the size that a refusal states.
 
-use super::choices::Freedom;
+use super::descent::descend;
 use super::question::Budget;
 use super::size::{Seen, Size};
 use smidgen_ir::policy::Policy;
@@ -25,7 +25,7 @@ pub struct Leanest {
 pub fn leanest(size: &Size, most_offloaded_bytes: u64) -> Option<Leanest> {
     let bytes = |policy: &Policy| {
         let measured = size.measure(policy);
-        if measured.offloaded_bytes <= most_offloaded_bytes { measured.bytes } else { u64::MAX }
+        if measured.offloaded_bytes <= most_offloaded_bytes { measured.bytes as f64 } else { f64::INFINITY }
     };
     let effort_before = size.effort_steps();
     let first = size.freedom.usually_leanest();
@@ -33,7 +33,8 @@ pub fn leanest(size: &Size, most_offloaded_bytes: u64) -> Option<Leanest> {
     // If not everything can be offloaded, the search must also find out what is.
     let is_small = measured.steps <= STEPS_OF_SMALL || measured.offloaded_bytes > most_offloaded_bytes;
     let variants = size.freedom.variants_of_activations(&first);
-    let all_offloaded = variants.into_iter().min_by_key(bytes).unwrap_or(first);
+    let all_offloaded = variants.into_iter().min_by(|one, other| bytes(one).total_cmp(&bytes(other)));
+    let all_offloaded = all_offloaded.unwrap_or(first);
     descend(size, all_offloaded, is_small, bytes);
     if is_small {
         let starts = size.freedom.little_offloaded();
@@ -73,53 +74,6 @@ fn measure_breadth_first(size: &Size) {
                 let first = freedom.breadth_first(inputs, 0, per_lap);
                 size.measure(&freedom.obeyed(Policy { loss_chunk, tables_offloaded: true, ..first }));
             }
-        }
-    }
-}
-
-/// Varies one choice after the other, as long as that reduces the bytes.
-fn descend(size: &Size, start: Policy, is_small: bool, bytes: impl Fn(&Policy) -> u64) {
-    let freedom = &size.freedom;
-    let mut least = bytes(&start);
-    let mut policy = start;
-    loop {
-        let before = policy.clone();
-        let mut try_policy = |other: Policy, policy: &mut Policy| {
-            let needed = bytes(&other);
-            let is_less = needed < least;
-            if is_less {
-                (*policy, least) = (other, needed);
-            }
-            is_less
-        };
-        for axis in 0..if is_small { Freedom::AXES } else { Freedom::AXES_OF_LARGE } {
-            for other in freedom.lean_variants(axis, &policy) {
-                try_policy(other, &mut policy);
-            }
-        }
-        for which in 0..if is_small { 2 } else { 1 } {
-            for is_upwards in [false, true] {
-                // Bytes are piecewise linear in the count, so the stride doubles as long as they fall.
-                let mut stride = 1;
-                loop {
-                    let at = freedom.count(which, &policy);
-                    let next = if is_upwards {
-                        (at + stride).min(freedom.layers)
-                    } else {
-                        at.saturating_sub(stride)
-                    };
-                    let is_less =
-                        next != at && try_policy(freedom.with_count(which, &policy, next), &mut policy);
-                    match is_less {
-                        true => stride *= 2,
-                        false if stride > 1 => stride = 1,
-                        false => break,
-                    }
-                }
-            }
-        }
-        if policy == before {
-            return;
         }
     }
 }

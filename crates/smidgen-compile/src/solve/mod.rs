@@ -1,19 +1,24 @@
 //! The solver: the fastest policy whose plan fits the budget, for training, evaluation and generation alike.
 //!
-//! Candidates are micro-batch sizes from the whole batch down to the longest sample. At each size a policy is described by
-//! a point (`choices.rs`). Sketches (`sketch.rs`) rank the points of all sizes; the best are measured, and the search for
-//! mixtures starts from them (`improve.rs`). If effort is left, or if there are no sketches, it also starts from the lowest
-//! rungs that fit of ladders of points (`ladder.rs`). Sketches only say where to search: every candidate is scheduled and
-//! measured, and the returned plan is packed and checked. Only memory choices are searched, so no result changes.
+//! A table says what a layer of each class of equal layers needs if it is kept, recomputed, offloaded or both (`table.rs`).
+//! For each size of micro-batch and each combination of the choices for all layers (`choices.rs`) the search tries sets of
+//! recomputed and of offloaded layers, with the weights of the fewest layers offloaded with which they fit. A set is skipped
+//! if the busiest of computation, copies in and copies out takes too long; else they are simulated (`lanes.rs`). The best
+//! prediction is scheduled and corrects those of its kind, until none is better than what was found (`search.rs`).
+//! Breadth-first order is searched by schedules (`breadth.rs`). Then the same search finds a plan that is about as fast, and
+//! moves and offloads less. It is packed; if it does not fit, the search goes on with room for packing. If nothing fits, one
+//! choice after the other is varied for the fewest bytes (`leanest.rs`). No result changes.
 
 mod breadth;
 pub mod choices;
+mod descent;
 pub mod fitting;
 mod lanes;
 mod leanest;
 pub mod offloaded_weights;
 mod purposes;
 pub mod question;
+mod rows;
 mod search;
 mod size;
 pub mod solution;

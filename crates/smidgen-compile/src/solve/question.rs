@@ -1,6 +1,6 @@
 //! The input of the solver: what to run, the sizes of micro-batch that the data allows, the pins and the budget.
 //!
-//! Plain data, used by the solver (`solve.rs`) and by all of its searches.
+//! Plain data, used by the solver (`mod.rs`) and by all of its searches.
 
 use crate::context::Context;
 use crate::profile::Profile;

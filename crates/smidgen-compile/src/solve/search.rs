@@ -6,8 +6,10 @@
 //! found.
 
 use super::choices::{Freedom, with_activations};
+use super::descent::descend_to_fastest;
+use super::rows::{Activations, Rows};
 use super::size::{Measured, Size};
-use super::table::{Activations, AtSize, Needs, Outside, Predicted, Rows, Table, Weights};
+use super::table::{AtSize, Needs, Outside, Predicted, Table, Weights};
 use smidgen_ir::Space;
 use smidgen_ir::policy::{LayerSet, Policy};
 
@@ -23,7 +25,7 @@ const MOST_WITHOUT_SUCCESS: usize = 32;
 /// enough to say in which order to schedule. They may be wrong by these shares, and this many steps may be scheduled.
 const WRONG_TIME: f64 = 0.75;
 const WRONG_BYTES: f64 = 0.05;
-const MOST_STEPS_OF_SMALL: usize = 100_000;
+const MOST_STEPS_OF_SMALL: usize = 50_000;
 /// Most times that one proposal is corrected.
 const MOST_CORRECTIONS: usize = 3;
 /// Share of the score below which a gain is not worth a schedule.
@@ -195,6 +197,11 @@ impl<'a> Search<'a> {
                 (again.best.activations, again.best.weights) != (best.activations, best.weights)
             };
             proposals.extend(again.filter(is_other).filter(|_| corrections < MOST_CORRECTIONS));
+        }
+        if self.is_small && matches!(aim, Aim::Fastest) {
+            let fits =
+                |size: &Size, measured: &Measured| size.is_within(measured) && self.leaves_room(measured);
+            descend_to_fastest(self.sizes, fits);
         }
     }
 

@@ -3,7 +3,7 @@
 //! The matrices of all experts are one matrix with E·P rows, of which a matmul uses some rows of each expert.
 
 use super::{Rule, ShapeError};
-use crate::op_attributes::{ExpertRows, Router};
+use crate::expert_attributes::{ExpertRows, Router};
 use crate::shape::{Dim, Shape, Type};
 use crate::storage::{DType, Storage};
 

@@ -9,6 +9,7 @@ use expect_test::Expect as Snapshot;
 
 use super::*;
 
+mod objectives;
 mod rendering;
 mod reports;
 mod values;

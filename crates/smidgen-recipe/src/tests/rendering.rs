@@ -99,6 +99,7 @@ fn job_is_every_key_in_order() {
         shuffle = true
 
         [train]
+        objective = "sft"
         batch = 16
         epochs = 1.0
         lr = 0.0002
@@ -138,6 +139,7 @@ fn job_is_every_key_in_order() {
         order = "auto"
         layers_per_lap = "auto"
         shard = "auto"
+        reference = "auto"
         adapt = false
 
         [expect]

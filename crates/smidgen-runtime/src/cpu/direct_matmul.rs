@@ -6,7 +6,8 @@
 //! Other storages are packed in slices that fit into the L1 cache.
 //! Left out: threads and chunks of depth (`row_matmul.rs`).
 
-use super::gguf_columns::{Columns, Sink, Unpack, VECTORS, decode_columns, with_format};
+use super::block_columns::with_format;
+use super::gguf_columns::{Columns, Sink, Unpack, VECTORS, decode_columns};
 use super::isa::{Isa, Lanes, on_each_isa};
 use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, TileWrite};
 use super::stored::Stored;

@@ -6,7 +6,6 @@
 //! Rows come as whole vectors; columns of a matmul that do not fill a vector are packed in another way (`packing.rs`).
 //! Layouts are those of ggml; `quant/blocks.rs` decodes the same ones element by element.
 
-pub use super::block_columns::{Int4By32, Int4By128, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K};
 use super::isa::{Lanes, prefetch};
 use super::stored::{SPAN_STEP, Stored};
 use smidgen_ir::Block;
@@ -47,24 +46,6 @@ pub trait Sink<V> {
     /// The machine supports the instruction set of `V`; `element` is below the depth of the columns.
     unsafe fn take(&mut self, element: usize, weights: [V; VECTORS]);
 }
-
-/// Evaluates an expression in which `$format` is the type of a block format.
-macro_rules! with_format {
-    ($block:expr, $format:ident => $result:expr) => {{
-        use super::gguf_columns as formats;
-        use smidgen_ir::Block;
-        with_format!(@ $block, $format => $result; Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4 Int4By32 Int4By128)
-    }};
-    (@ $block:expr, $format:ident => $result:expr; $($name:ident)*) => {
-        match $block {
-            $(Block::$name => {
-                type $format = formats::$name;
-                $result
-            })*
-        }
-    };
-}
-pub(super) use with_format;
 
 /// Decodes columns of blocks of one format into a sink.
 ///

@@ -5,7 +5,8 @@
 //! The left operand is copied only if its own layout would miss the caches.
 //! Left out: element formats, which only `decode_span.rs` knows.
 
-use super::gguf_columns::{Columns, Sink, Unpack, VECTORS, decode_columns, with_format};
+use super::block_columns::with_format;
+use super::gguf_columns::{Columns, Sink, Unpack, VECTORS, decode_columns};
 use super::isa::{Isa, Lanes, on_each_isa};
 use super::kernel::{LeftRun, PANEL_COLUMNS, TILE_ROWS};
 use super::stored::Stored;

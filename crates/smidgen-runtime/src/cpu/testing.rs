@@ -114,7 +114,7 @@ pub fn sane_bytes(storage: Storage, rows: usize, columns: usize) -> Vec<u8> {
             match block {
                 // Powers of two around 1, and zeros as GPTQ has them.
                 Block::Mxfp4 => bytes[0] = 120 + bytes[0] % 10,
-                Block::Int4By32 | Block::Int4By128 => bytes[2] = bytes[2] % 17,
+                Block::Int4By32 | Block::Int4By128 => bytes[2] %= 17,
                 _ => {}
             }
             for offset in halves {

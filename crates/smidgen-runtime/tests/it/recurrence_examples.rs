@@ -68,7 +68,7 @@ pub fn scan_subject(segments: &[usize], shape: ScanShape, write: Option<f32>) ->
     let dt_bias = draft.vector("dt_bias", shape.heads, DType::F32);
     let mut inputs = vec![a, log_decay, dt_bias];
     inputs.extend(write.map(|_| draft.tokens("b", shape.heads)));
-    let (least, most) = if write.is_some() { (0.0, f32::INFINITY) } else { (0.4, 1.3) };
+    let (least, most) = if write.is_some() { (0.0, f32::INFINITY) } else { (0.35, 1.7) };
     let gates = draft.op(Op::Decay(DecayShape { least, most, write }), &inputs, &["g", "beta"]);
     let inputs = [q, k, v, gates[0], gates[1], draft.boundaries()];
     let y = draft.op(Op::Scan(shape), &inputs, &["y"])[0];

@@ -15,18 +15,18 @@ use crate::failure::Failure;
 use crate::plan::advice::with_rank;
 use crate::plan::budget::free_budget;
 use crate::plan::conditions::Conditions;
-use crate::plan::demand::DemandShape;
+use crate::plan::demand::{DemandShape, samples_at_once};
 use crate::plan::facts::MemoryFacts;
 use crate::plan::job::{Job, Profiles, Purpose};
 use crate::plan::planning::plan_without_advice;
 use crate::plan::rank_layout::RankLayout;
-use crate::plan::shapes::{SHAPES, Shape};
+use crate::plan::shapes::Shape;
 use serde_json::{Value, json};
 use smidgen_compile::cards::{CARDS, Card};
 use smidgen_compile::{Budget, Demand, Request, Solution, largest};
 use smidgen_hub::Access;
+use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{DeviceKind, Extent};
 use smidgen_recipe::{Budget as RecipeBudget, DeviceChoice, ModelPath, ProfileChoice, Recipe};
 use smidgen_runtime::cuda::gpu_generation::LEAST_WITH_BF16;
 use std::cmp::Ordering;
@@ -49,6 +49,9 @@ pub struct Args {
     /// Device memory, such as 8GiB [default: the recipe's]
     #[arg(long)]
     budget: Option<String>,
+    /// Without a recipe: only models whose name contains this text, such as qwen3
+    #[arg(long, value_name = "TEXT")]
+    models: Option<String>,
     /// Print the answers as JSON
     #[arg(long)]
     json: bool,
@@ -66,10 +69,13 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         [("memory.profile", &args.card), ("memory.host_budget", &args.ram), ("memory.budget", &args.budget)];
     overrides.extend(keys.iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?))));
     let Some(recipe) = recipe else {
-        let answers = fit_models::answer(&overrides, &working_directory()?, quiet)?;
+        let answers = fit_models::answer(&overrides, args.models.as_deref(), &working_directory()?, quiet)?;
         let text = || fit_models::render(&answers);
         return if args.json { print_json(&format!("{answers:#}\n")) } else { print_text(&text()) };
     };
+    if args.models.is_some() {
+        return Err(Failure::command("`--models` chooses from the known models, and a recipe names its own"));
+    }
     let (_, recipe) = read_recipe(Path::new(recipe), &overrides)?;
     let access = hub_access(quiet);
     let job = Job::prepare_with(without_data(&recipe), Purpose::Plan, &access)?;
@@ -89,7 +95,7 @@ fn without_data(recipe: &Recipe) -> Recipe {
 }
 
 fn answer(job: &Job, recipe: &Recipe, access: &Access, quiet: bool) -> Result<Value, Failure> {
-    let progress = CountedProgress::new("searching", 5 + SHAPES.len(), quiet);
+    let progress = CountedProgress::new("searching", 5 + Shape::few().count(), quiet);
     let planned = plan_without_advice(job)?;
     let conditions = Conditions::of(job, &MemoryFacts::of(job))?;
     let demands = DemandShape::of(job, None)?.demands;
@@ -113,7 +119,7 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access, quiet: bool) -> Result<Va
     let ranks = ranks_needed(recipe, access)?;
     progress.done(5);
     let mut models = Vec::new();
-    for (number, shape) in SHAPES.iter().enumerate() {
+    for (number, shape) in Shape::few().enumerate() {
         models.push(fit_shape(shape, recipe)?);
         progress.done(6 + number);
     }
@@ -152,13 +158,6 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access, quiet: bool) -> Result<Va
 
 /// The search for the largest micro-batch ends at this many samples.
 const MOST_SAMPLES: usize = 4096;
-
-/// A micro-batch of this many samples, each of the maximum length.
-pub fn samples_at_once(samples: usize, max_tokens: usize) -> Demand {
-    let tokens = samples * max_tokens;
-    let extent = Extent { tokens, rows: tokens - samples, segments: samples, audio: 0 };
-    Demand { micro_tokens: tokens, extent, step: extent, micro_steps: 1.0 }
-}
 
 /// The smallest budget that one of the demands fits in.
 fn least_bytes(conditions: &Conditions, request: &Request, demands: &[Demand]) -> u64 {

@@ -1,26 +1,24 @@
 //! `smidgen fit` without a recipe: which known models a device trains, how, how fast, and with what length of samples.
 //!
 //! Every known shape is planned with 4-bit weights and LoRA (QLoRA), with LoRA on weights as published, and with all
-//! weights trained. Speed and memory are estimated from plans of a few layers of each (`plan/short_model.rs`); the longest
-//! sample is a power of two, or the whole context.
+//! weights trained. Speed and memory are those of the solver's plan with one sample or the whole step as a micro-batch;
+//! the longest sample is a power of two, or the whole context, and was shown to fit by a plan.
 //! Overrides change the recipe that is planned, such as `adapter.rank=64`.
 
-use super::fit::samples_at_once;
 use crate::console::columns::{Side, render_columns};
 use crate::console::progress::CountedProgress;
 use crate::failure::Failure;
 use crate::machine::host;
 use crate::plan::conditions::{Conditions, HOST_OF_A_CARD_BYTES};
-use crate::plan::context::process_context;
-use crate::plan::demand::DemandShape;
+use crate::plan::demand::{DemandShape, samples_at_once};
 use crate::plan::facts::MemoryFacts;
 use crate::plan::job::{Job, Profiles};
-use crate::plan::shapes::{SHAPES, Shape};
-use crate::plan::short_model::ShortModel;
+use crate::plan::planning::host_bytes;
+use crate::plan::shapes::{SHAPES, Shape, names};
 use crate::report::numbers::duration;
 use serde::Serialize;
 use serde_json::{Value, json};
-use smidgen_compile::largest;
+use smidgen_compile::{Demand, Look};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::grouped_digits::Grouped;
 use smidgen_ir::{DeviceKind, Extent};
@@ -62,7 +60,12 @@ struct Fit {
 }
 
 /// The answers for every known model. `overrides` change the recipe; relative paths in them start at `folder`.
-pub fn answer(overrides: &[String], folder: &Path, quiet: bool) -> Result<Value, Failure> {
+pub fn answer(
+    overrides: &[String],
+    models: Option<&str>,
+    folder: &Path,
+    quiet: bool,
+) -> Result<Value, Failure> {
     let mut recipe = Recipe::new(ModelPath::folder(Path::new("a model")));
     recipe.train.batch = Batch::Samples(BATCH);
     recipe.data.max_tokens = MAX_TOKENS;
@@ -76,9 +79,16 @@ pub fn answer(overrides: &[String], folder: &Path, quiet: bool) -> Result<Value,
         }
         recipe.set(key, value, folder).map_err(Failure::recipe)?;
     }
+    let is_wanted = |shape: &&Shape| models.is_none_or(|text| shape.name.contains(&text.to_lowercase()));
+    let shapes: Vec<&Shape> = SHAPES.iter().filter(is_wanted).collect();
+    let Some(smallest) = shapes.first() else {
+        let text = models.unwrap_or_default();
+        return Err(Failure::command(format!("`--models {text}`: no known model has this in its name"))
+            .hint(format!("known models: {}", names())));
+    };
     // A device or a value that is refused is refused before the search.
-    let first = prepare(&recipe, &SHAPES[0], METHODS[0])?;
-    let questions: Vec<_> = SHAPES.iter().flat_map(|shape| METHODS.map(|method| (shape, method))).collect();
+    let first = prepare(&recipe, smallest, METHODS[0])?;
+    let questions: Vec<_> = shapes.iter().flat_map(|shape| METHODS.map(|method| (*shape, method))).collect();
     let progress = CountedProgress::new("planning known models", questions.len(), quiet);
     let mut fits: Vec<(usize, Fit)> = Vec::new();
     let next = AtomicUsize::new(0);
@@ -104,7 +114,7 @@ pub fn answer(overrides: &[String], folder: &Path, quiet: bool) -> Result<Value,
     })?;
     fits.sort_by_key(|(number, _)| *number);
     let fits: Vec<Fit> = fits.into_iter().map(|(_, fit)| fit).collect();
-    let is_known = |shape: &&Shape| !fits.iter().any(|fit| fit.name == shape.name);
+    let is_left = |shape: &&&Shape| !fits.iter().any(|fit| fit.name == shape.name);
     let conditions = Conditions::of(&first, &MemoryFacts::of(&first))?;
     Ok(json!({
         "device": first.place.describe(),
@@ -118,7 +128,7 @@ pub fn answer(overrides: &[String], folder: &Path, quiet: bool) -> Result<Value,
         "batch": samples(&recipe),
         "max_tokens": recipe.data.max_tokens,
         "fits": fits,
-        "does_not_fit": SHAPES.iter().filter(is_known).map(|shape| shape.name).collect::<Vec<_>>(),
+        "does_not_fit": shapes.iter().filter(is_left).map(|shape| shape.name).collect::<Vec<_>>(),
     }))
 }
 
@@ -148,7 +158,6 @@ fn fit(
     method: (&'static str, BaseFormat, AdapterKind),
 ) -> Result<Option<Fit>, Failure> {
     let mut job = prepare(recipe, shape, method)?;
-    let request = job.request.clone();
     let conditions = Conditions::of(&job, &MemoryFacts::of(&job))?;
     let context = job.request.spec.max_positions;
     // Weights alone that exceed all memory need no search.
@@ -160,19 +169,27 @@ fn fit(
     if weights.sum::<u64>() > memory_bytes {
         return Ok(None);
     }
-    let model = ShortModel::of(&request, &conditions);
+    let fitting = conditions.fitting(&job.request);
     // Powers of two below the context, and the context.
     let length = |power: usize| (SHORTEST << (power - 1)).min(context);
-    let powers = (1..).find(|power| length(*power) == context).unwrap_or(1);
-    let fits = |power: usize, look| model.fits(&samples_at_once(1, length(power)), look);
-    let Some(power) = largest(powers, fits) else { return Ok(None) };
-    let longest = length(power);
+    let powers: Vec<usize> = (1..).take_while(|power| *power == 1 || length(power - 1) < context).collect();
+    let powers =
+        powers.partition_point(|power| fitting.fits(&samples_at_once(1, length(*power)), Look::Quick));
+    // One thorough look before a model is said not to fit.
+    let powers = match powers {
+        0 if fitting.fits(&samples_at_once(1, length(1)), Look::Thorough) => 1,
+        0 => return Ok(None),
+        powers => powers,
+    };
+    let longest = length(powers);
     job.recipe.data.max_tokens = job.recipe.data.max_tokens.min(longest);
     let steps = DemandShape::of(&job, None)?;
     // The longest sample fits alone, so a shorter one does, unless a step of several needs more host memory.
-    let Some(estimate) = model.solve(&steps.demands)? else { return Ok(None) };
-    let tokens_per_s = job.profile.has_rates().then(|| steps.all_tokens / (estimate.step_ms / 1e3));
-    let process_bytes = process_context(&job).overhead.fixed_bytes;
+    let (all, one) = (steps.demands.first(), steps.demands.last());
+    let mut demands: Vec<Demand> = all.into_iter().chain(one).copied().collect();
+    demands.dedup();
+    let Ok(solution) = conditions.solve(&job.request, &demands) else { return Ok(None) };
+    let tokens_per_s = job.profile.has_rates().then(|| steps.all_tokens / (solution.step_ms / 1e3));
     Ok(Some(Fit {
         name: shape.name,
         path: shape.published[0],
@@ -181,9 +198,8 @@ fn fit(
         longest,
         is_whole_context: longest == context,
         max_tokens: job.recipe.data.max_tokens,
-        peak_bytes: estimate.peak_bytes as u64,
-        host_bytes: (job.request.device == DeviceKind::Cuda)
-            .then(|| estimate.pinned_bytes as u64 + process_bytes),
+        peak_bytes: solution.peak_bytes,
+        host_bytes: (job.request.device == DeviceKind::Cuda).then(|| host_bytes(&job, &solution)),
         tokens_per_s,
         seconds_per_million_tokens: tokens_per_s.map(|tokens_per_s| 1e6 / tokens_per_s),
     }))
@@ -248,7 +264,7 @@ pub fn render(answers: &Value) -> String {
         text += &format!("  does not fit: {}\n", names.join(", "));
     }
     text += &format!(
-        "  longest: tokens of the longest sample that fits; device and host: memory in GiB\n  predicted by {}\n           `smidgen plan RECIPE model.path=NAME` has the plan of each, without a download\n",
+        "  longest: tokens of the longest sample that fits; device and host: memory in GiB\n  predicted by {}\n  `smidgen plan RECIPE model.path=NAME` has the plan of each, without a download\n",
         answers["predicted_by"].as_str().unwrap_or_default()
     );
     text

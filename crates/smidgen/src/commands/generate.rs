@@ -117,11 +117,37 @@ pub struct Args {
     json: bool,
 }
 
+/// What arguments say about a model and its device.
+pub struct Wanted<'a> {
+    /// A model, a run or a recipe.
+    pub target: &'a str,
+    pub adapter: Option<&'a Path>,
+    pub budget: Option<&'a str>,
+    pub device: Option<&'a str>,
+    pub compute: Option<&'a str>,
+    pub threads: usize,
+}
+
+impl Args {
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted {
+            target: &self.target,
+            adapter: self.adapter.as_deref(),
+            budget: self.budget.as_deref(),
+            device: self.device.as_deref(),
+            compute: self.compute.as_deref(),
+            threads: self.threads,
+        }
+    }
+}
+
 /// The model and adapter that the arguments name, opened.
-struct Subject {
-    model: Model,
-    adapter: Option<AdapterFile>,
-    options: SessionOptions,
+pub struct Subject {
+    /// The name of the base model, without its folder or organisation.
+    pub name: String,
+    pub model: Model,
+    pub adapter: Option<AdapterFile>,
+    pub options: SessionOptions,
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
@@ -135,7 +161,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             "`--audio` needs a prompt: a conversation in the terminal takes no audio",
         ));
     }
-    let subject = open_subject(args, &hub_access(quiet))?;
+    let subject = open_subject(&args.wanted(), &hub_access(quiet))?;
     let tokenizer = open_tokenizer(&subject.model, subject.adapter.as_ref())?;
     let choice = prompt_choice(args);
     let template = open_template(&choice, &subject.model, subject.adapter.as_ref(), &tokenizer)?;
@@ -216,14 +242,15 @@ fn read_prompt(args: &Args) -> Result<Option<String>, Failure> {
     }
 }
 
-fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
+pub fn open_subject(args: &Wanted<'_>, access: &Access) -> Result<Subject, Failure> {
     let DeviceOptions { budget, device, compute } = read_device_options(args)?;
-    let target = Path::new(&args.target);
+    let last = |path: &str| path.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(path).to_owned();
+    let target = Path::new(args.target);
     let job = target.join("job.toml");
     let is_recipe = target.is_file() && target.extension().is_some_and(|extension| extension == "toml");
     if !is_recipe && !job.is_file() {
-        let model = open_named(&args.target, Want::Weights, access)?;
-        let adapter = args.adapter.as_deref().map(open_adapter).transpose()?;
+        let model = open_named(args.target, Want::Weights, access)?;
+        let adapter = args.adapter.map(open_adapter).transpose()?;
         let options = SessionOptions {
             budget: budget.unwrap_or(Budget::Auto),
             device: device.unwrap_or(DeviceChoice::Auto),
@@ -231,7 +258,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
             threads: args.threads,
             ..SessionOptions::default()
         };
-        return Ok(Subject { model, adapter, options });
+        return Ok(Subject { name: last(args.target), model, adapter, options });
     }
     let (_, recipe) = read_recipe(if is_recipe { target } else { &job }, &[])?;
     let trained = if is_recipe { recipe.output.dir.resolved.clone() } else { target.to_path_buf() };
@@ -241,7 +268,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
         Some(made) => Model::open_folder(made).map_err(Failure::model)?,
         None => open_model(&recipe.model.path, Want::Weights, access)?,
     };
-    let adapter = match &args.adapter {
+    let adapter = match args.adapter {
         Some(path) => Some(open_adapter(path)?),
         None if made.is_some() => None,
         None if trained.join("adapter").is_dir() => Some(open_adapter(&trained)?),
@@ -274,7 +301,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
         threads: args.threads,
         context: None,
     };
-    Ok(Subject { model, adapter, options })
+    Ok(Subject { name: last(&recipe.model.path.to_string()), model, adapter, options })
 }
 
 /// The options that override `memory.budget`, `memory.device` and `model.compute` of a recipe.
@@ -284,23 +311,23 @@ struct DeviceOptions {
     compute: Option<Compute>,
 }
 
-fn read_device_options(args: &Args) -> Result<DeviceOptions, Failure> {
-    let device = |text: &String| {
+fn read_device_options(args: &Wanted<'_>) -> Result<DeviceOptions, Failure> {
+    let device = |text: &str| {
         DeviceChoice::parse(text).ok_or_else(|| {
             Failure::command(format!("`--device {text}` is not a device"))
                 .hint("write `auto`, `cpu` or `cuda:0`")
         })
     };
-    let compute = |text: &String| {
+    let compute = |text: &str| {
         Compute::from_word(text).ok_or_else(|| {
             Failure::command(format!("`--compute {text}` is not a precision"))
                 .hint("write `auto`, `f32`, `bf16`, `f16` or `fp8`")
         })
     };
     Ok(DeviceOptions {
-        budget: args.budget.as_deref().map(read_budget).transpose()?.map(Budget::Bytes),
-        device: args.device.as_ref().map(device).transpose()?,
-        compute: args.compute.as_ref().map(compute).transpose()?,
+        budget: args.budget.map(read_budget).transpose()?.map(Budget::Bytes),
+        device: args.device.map(device).transpose()?,
+        compute: args.compute.map(compute).transpose()?,
     })
 }
 

@@ -25,6 +25,7 @@ pub mod recipe_args;
 pub mod report;
 pub mod resume;
 pub mod schema;
+pub mod serve;
 pub mod train;
 
 use crate::console::progress;
@@ -70,6 +71,8 @@ enum Command {
     Inspect(inspect::Args),
     /// Generate text from a prompt, or chat in the terminal
     Generate(generate::Args),
+    /// Serve a model and adapters with OpenAI's interface, and a page to talk to them
+    Serve(serve::Args),
     /// Download a model or a data set, or show where it is
     Pull(pull::Args),
     /// Measure speed and memory on random weights of a named shape
@@ -118,6 +121,7 @@ pub fn run() -> ExitCode {
         Command::Export(args) => export::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),
         Command::Generate(args) => generate::run(args, cli.quiet),
+        Command::Serve(args) => serve::run(args, cli.quiet),
         Command::Pull(args) => pull::run(args, cli.quiet),
     };
     match result {

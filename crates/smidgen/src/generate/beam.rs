@@ -8,8 +8,9 @@
 //! Beams share the cache rows of their common prefix, so switching parents copies no keys and values.
 //! Left out: groups of beams, sampling beams, and penalties.
 
+use super::batch::check_prompt;
 use super::decoder::NewTokens;
-use super::session::{Generated, TokenSession, check_prompt};
+use super::session::{Generated, TokenSession};
 use super::stop::StoppedBy;
 use crate::failure::Failure;
 use std::cmp::Ordering;

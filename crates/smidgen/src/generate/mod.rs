@@ -5,6 +5,7 @@
 //! `stop.rs` finds the stop tokens, and `stream.rs` turns tokens into text.
 //! Left out: chat templates, the terminal (`commands`), and speculative decoding.
 
+pub mod batch;
 pub mod beam;
 pub mod decoder;
 pub mod sampler;

@@ -30,7 +30,7 @@ impl Default for Sampling {
 }
 
 /// A sampler with its buffers, allocated once.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Sampler {
     sampling: Sampling,
     candidates: Vec<Candidate>,
@@ -46,6 +46,12 @@ pub struct Candidate {
 impl Sampler {
     pub fn new(sampling: Sampling) -> Sampler {
         Sampler { sampling, candidates: Vec::new() }
+    }
+
+    /// The sampler with other settings, for another text.
+    pub fn with(&mut self, sampling: Sampling) -> &mut Sampler {
+        self.sampling = sampling;
+        self
     }
 
     /// The next token after the sequence `so_far`; `place` is its number (from 0) in the answer. `None` if all logits

@@ -5,8 +5,10 @@
 //! depend on the other prompts.
 //! Left out: templates and text; a session works with token ids.
 
+pub use super::batch::Settings;
+use super::batch::{Batch, News, Prompt, check_prompt};
 use super::decoder::{Decoder, NewTokens, Sound};
-use super::sampler::{Sampler, Sampling};
+use super::sampler::Sampler;
 use super::stop::StoppedBy;
 use crate::failure::Failure;
 use crate::machine::process_memory::read_rss;
@@ -16,7 +18,7 @@ use crate::plan::generation::{GenerationPlan, Sizes, plan_generation};
 use crate::plan::job::check_range;
 use crate::plan::model::build_storage;
 use crate::session::adapted::build_adapted_request;
-use crate::session::adapters::read_adapter;
+use crate::session::adapters::{clear_adapters, read_adapter};
 use crate::session::encoding::encode_numbers;
 use crate::session::weights::{leaf, load_weights};
 use smidgen_compile::names::input;
@@ -26,7 +28,6 @@ use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::Entry;
 use smidgen_recipe::BaseFormat;
 use smidgen_runtime::{AnyDevice, Device, Executor};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -56,16 +57,6 @@ impl Opening<'_> {
             ..request
         })
     }
-}
-
-/// How tokens are chosen and when a text stops.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    pub sampling: Sampling,
-    /// Maximum tokens of an answer.
-    pub max_new: usize,
-    /// Tokens that end a text (`stop::stop_ids`).
-    pub stop_ids: BTreeSet<u32>,
 }
 
 /// The continuation of a prompt.
@@ -202,66 +193,37 @@ impl TokenSession {
     ) -> Result<Vec<Generated>, Failure> {
         let (executor, decoder) = (&mut self.executor, &mut self.decoder);
         decoder.reset();
-        let shape = decoder.shape();
         for (index, prompt) in prompts.iter().enumerate() {
-            check_prompt(index, prompt, shape)?;
+            check_prompt(index, prompt, decoder.shape())?;
         }
-        let needed =
-            |prompt: &Vec<u32>| (prompt.len() + settings.max_new).min(shape.positions).min(shape.cache_rows);
-        let mut sampler = Sampler::new(settings.sampling);
-        let mut done: Vec<Option<Generated>> = prompts.iter().map(|_| None).collect();
-        // The sequence in each slot.
-        let mut live: Vec<Option<Live>> = (0..shape.slots).map(|_| None).collect();
-        let mut reserved = 0;
-        let mut next = 0;
-        loop {
-            for (number, slot) in live.iter_mut().enumerate().filter(|(_, slot)| slot.is_none()) {
-                let Some(prompt) = prompts.get(next) else { break };
-                if settings.max_new == 0 {
-                    done[next] = Some(Generated { ids: vec![], stopped_by: StoppedBy::MaxTokens });
-                    next += 1;
-                    continue;
-                }
-                if reserved + needed(prompt) > shape.cache_rows {
-                    break;
-                }
-                reserved += needed(prompt);
-                begin(decoder, number, next)?;
-                *slot = Some(Live::of(next, prompt));
-                next += 1;
+        let nothing = Generated { ids: vec![], stopped_by: StoppedBy::MaxTokens };
+        let mut done = vec![nothing; prompts.len()];
+        let prompts = prompts.iter().enumerate().filter(|_| settings.max_new > 0);
+        let prompt = |(number, ids): (usize, &Vec<u32>)| Prompt {
+            number,
+            ids: ids.clone(),
+            settings: settings.clone(),
+            top: None,
+        };
+        let mut waiting = prompts.map(prompt).peekable();
+        let mut batch = Batch::new(decoder.shape());
+        while waiting.peek().is_some() || !batch.is_empty() {
+            while let Some(slot) = waiting.peek().and_then(|prompt| batch.room(prompt)) {
+                let Some(prompt) = waiting.next() else { break };
+                begin(decoder, slot, prompt.number)?;
+                batch.enter(slot, prompt)?;
             }
-            let slots: Vec<usize> = (0..shape.slots).filter(|slot| live[*slot].is_some()).collect();
-            if slots.is_empty() && next == prompts.len() {
-                break;
-            }
-            let fed: Vec<NewTokens<'_>> = slots
-                .iter()
-                .map(|&slot| {
-                    let sequence = &live[slot].as_ref().expect("only live slots").sequence;
-                    NewTokens { slot, ids: &sequence[decoder.sequence(slot).len()..] }
-                })
-                .collect();
-            let mut chosen: Vec<Option<u32>> = vec![None; slots.len()];
-            decoder.feed(executor, &fed, |index, logits| {
-                let sequence = live[slots[index]].as_ref().expect("only live slots");
-                chosen[index] = sequence.choose(&mut sampler, logits);
-            })?;
-            for (slot, chosen) in slots.into_iter().zip(chosen) {
-                let sequence = live[slot].as_mut().expect("only live slots");
-                let chosen = chosen.ok_or_else(|| sequence.nan_logits())?;
-                let stopped = sequence.push(chosen, settings, shape.positions.min(shape.cache_rows));
-                if !matches!(stopped, Some(StoppedBy::Token(_))) {
-                    on_token(sequence.prompt, chosen);
+            for News { number, token, stopped, .. } in batch.step(executor, decoder)? {
+                if let Some(token) = token {
+                    done[number].ids.push(token);
+                    on_token(number, token);
                 }
                 if let Some(stopped_by) = stopped {
-                    let Live { prompt, generated, .. } = live[slot].take().expect("only live slots");
-                    reserved -= needed(&prompts[prompt]);
-                    decoder.truncate(slot, 0);
-                    done[prompt] = Some(Generated { ids: generated, stopped_by });
+                    done[number].stopped_by = stopped_by;
                 }
             }
         }
-        Ok(done.into_iter().map(|generated| generated.expect("every prompt was started and ended")).collect())
+        Ok(done)
     }
 
     /// Continues one sequence. Tokens that the last call left in the cache are not recomputed, so a conversation is
@@ -282,7 +244,7 @@ impl TokenSession {
         let known = known.min(ids.len() - 1);
         decoder.truncate(0, known);
         let mut sampler = Sampler::new(settings.sampling);
-        let mut live = Live::of(0, ids);
+        let mut live = Live { sequence: ids.to_vec(), generated: Vec::new() };
         let mut timing = Timing { prompt_tokens: ids.len() - known, ..Timing::default() };
         let mut new = ids[known..].to_vec();
         loop {
@@ -314,24 +276,31 @@ impl TokenSession {
         self.decoder.reset();
     }
 
-    pub(super) fn parts(&mut self) -> (&mut Executor<AnyDevice>, &mut Decoder) {
+    /// Replaces the adapter by one with the same modules, or by none. The cache is cleared.
+    pub fn load_adapter(&mut self, request: &Request, adapter: Option<&AdapterFile>) -> Result<(), Failure> {
+        match adapter {
+            Some(adapter) => read_adapter(&mut self.executor, request, adapter.path())?,
+            None => clear_adapters(&mut self.executor, request)?,
+        }
+        let extent = self.executor.plan().extent;
+        self.executor.run(Entry::Refresh, &extent)?;
+        self.reset();
+        Ok(())
+    }
+
+    pub fn parts(&mut self) -> (&mut Executor<AnyDevice>, &mut Decoder) {
         (&mut self.executor, &mut self.decoder)
     }
 }
 
 /// A sequence that is being generated.
 struct Live {
-    prompt: usize,
     /// Prompt and answer.
     sequence: Vec<u32>,
     generated: Vec<u32>,
 }
 
 impl Live {
-    fn of(prompt: usize, ids: &[u32]) -> Live {
-        Live { prompt, sequence: ids.to_vec(), generated: Vec::new() }
-    }
-
     fn choose(&self, sampler: &mut Sampler, logits: &mut [f32]) -> Option<u32> {
         sampler.choose(logits, &self.sequence, self.generated.len())
     }
@@ -352,22 +321,9 @@ impl Live {
 
     fn nan_logits(&self) -> Failure {
         Failure::model(format!(
-            "the logits after token {} of prompt {} are NaN: the weights or the adapter are broken",
-            self.sequence.len(),
-            self.prompt
+            "the logits after token {} are NaN: the weights or the adapter are broken",
+            self.sequence.len()
         ))
-    }
-}
-
-pub(super) fn check_prompt(index: usize, ids: &[u32], shape: DecodeShape) -> Result<(), Failure> {
-    let room = shape.positions.min(shape.cache_rows);
-    match ids.len() {
-        0 => Err(Failure::data(format!("prompt {index} has no tokens"))),
-        tokens if tokens > room => {
-            Err(Failure::data(format!("prompt {index} has {tokens} tokens, the context holds {room}"))
-                .hint(format!("set `--context {}` or more", tokens + 1)))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -5,6 +5,7 @@
 
 use super::*;
 use crate::generate::beam::BeamSettings;
+use crate::generate::sampler::Sampling;
 use crate::generate::sampler::most_likely;
 use crate::plan::budget::JobBudget;
 use crate::plan::generation::SHORTEST;
@@ -15,6 +16,7 @@ use smidgen_compile::names::state;
 use smidgen_ir::{DeviceKind, Entry, Extent, Op, Precision, verify};
 use smidgen_recipe::{Compute, DeviceChoice};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 const FAMILIES: [&str; 21] = [

@@ -46,11 +46,23 @@ impl OriginalModel {
             let place = model.path().display();
             return Err(Failure::model(format!("the model folder `{place}` has no weights")));
         }
+        if let Some(name) = model.mxfp4_experts() {
+            let place = model.path().display();
+            return Err(Failure::model(format!(
+                "`{place}` has experts in MXFP4 (`{name}`), which are not written in another type"
+            ))
+            .hint("load the adapter over the base, or merge it into a copy of the base in bf16"));
+        }
         // In the order of the files, so that tensors of one shard stay together.
         let names: Vec<(String, String)> = match &model {
-            Model::Folder { folder, .. } => (folder.files().iter())
+            Model::Folder { folder, packed, .. } => (folder.files().iter())
                 .flat_map(|file| file.tensors())
                 .map(|entry| (folder.name_of(&entry.name), entry.name.clone()))
+                // A packed weight is written under its own name, where its codes are.
+                .map(|(name, in_file)| match packed.weight_of_codes(&name) {
+                    Some(weight) => (weight.to_owned(), weight.to_owned()),
+                    None => (name, in_file),
+                })
                 .collect(),
             Model::Gguf { model, .. } => {
                 let mut sources: Vec<_> =

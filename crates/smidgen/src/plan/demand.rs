@@ -20,8 +20,7 @@ use smidgen_recipe::Batch;
 
 /// Packs samples into micro-batches of the policy's size.
 pub fn pack(packing: &mut Packing, policy: &Policy, set: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
-    let lengths = samples.iter().map(|sample| set.length(*sample as usize));
-    packing.pack_together(lengths, set.rows().together(), policy.micro_tokens).map_err(Failure::data)
+    packing.pack_samples(set, samples, policy.micro_tokens).map_err(Failure::data)
 }
 
 /// The samples of the run's largest micro-batch, of the policy's size.
@@ -168,6 +167,13 @@ impl DemandShape {
         demands.dedup();
         Ok(DemandShape { demands, step_tokens: step_tokens as f64, all_tokens })
     }
+}
+
+/// A micro-batch of this many samples, each of the maximum length.
+pub fn samples_at_once(samples: usize, max_tokens: usize) -> Demand {
+    let tokens = samples * max_tokens;
+    let extent = Extent { tokens, rows: tokens - samples, segments: samples, audio: 0 };
+    Demand { micro_tokens: tokens, extent, step: extent, micro_steps: 1.0 }
 }
 
 /// Micro-batch sizes in tokens: parts of a step that hold the longest sample.

@@ -306,6 +306,12 @@ fn build_request(
     device: DeviceKind,
     arithmetic: Arithmetic,
 ) -> Result<Request, Failure> {
+    if let Some(name) = model.mxfp4_experts().filter(|_| recipe.adapter.kind == AdapterKind::Full) {
+        return Err(Failure::recipe(format!(
+            "`adapter.kind = \"full\"` writes a whole model, and `{name}` in MXFP4 is not written in another type"
+        ))
+        .hint("train an adapter: `adapter.kind = \"lora\"`, or start from a copy of the model in bf16"));
+    }
     let (adapters, trained) = match recipe.adapter.kind {
         AdapterKind::Full => (vec![], chosen_tensors(recipe, spec)?),
         AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {

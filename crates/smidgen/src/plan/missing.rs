@@ -16,7 +16,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ("state space layers", &["state_size", "mamba_d_state", "mamba_expand", "ssm_state_size", "ssm_cfg"]),
     ("linear attention", &["linear_attn_config"]),
     ("recurrent layers", &["lru_width", "rescale_every", "mlstm_round_up_to_multiple_of", "num_hops_per_iteration", "H_cycles"]),
-    ("latent attention", &["kv_lora_rank", "o_lora_rank"]),
+    ("latents of the output of attention", &["o_lora_rank"]),
     ("attention in chunks", &["attention_chunk_size"]),
     ("sparse attention with an indexer", &["index_topk"]),
     ("more than one residual stream", &["altup_num_inputs", "hc_mult"]),

@@ -26,5 +26,4 @@ pub mod planning;
 pub mod profiles;
 pub mod rank_layout;
 pub mod shapes;
-pub mod short_model;
 pub mod trained_choice;

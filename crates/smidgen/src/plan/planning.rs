@@ -325,7 +325,7 @@ fn host_note(job: &Job, conditions: &Conditions, solution: &Solution) -> Option<
 }
 
 /// Pinned memory and memory of the processes, of all ranks of a machine.
-fn host_bytes(job: &Job, solution: &Solution) -> u64 {
+pub fn host_bytes(job: &Job, solution: &Solution) -> u64 {
     let shared = solution.plan.host.shared_bytes as u64;
     let own = pinned_bytes(&solution.plan) - shared + process_context(job).bytes_for(&solution.plan);
     shared + job.world.local.of as u64 * own

@@ -31,7 +31,7 @@ macro_rules! config {
 
 /// The models of the recipes in `recipes/`, which tests plan with the same files; all others are in `shapes.json`.
 #[rustfmt::skip]
-const OF_RECIPES: [(&str, &[&str], &str); 13] = [
+const OF_RECIPES: [(&str, &[&str], &str); 16] = [
     ("qwen2.5-7b", &["hf:Qwen/Qwen2.5-7B-Instruct", "hf:Qwen/Qwen2.5-7B", "hf:Qwen/Qwen2.5-Coder-7B-Instruct"], config!("qwen2.5-7b-instruct")),
     ("qwen2.5-1.5b", &["hf:Qwen/Qwen2.5-1.5B-Instruct", "hf:Qwen/Qwen2.5-1.5B", "hf:Qwen/Qwen2.5-Coder-1.5B-Instruct"], config!("qwen2.5-1.5b-instruct")),
     ("qwen2.5-0.5b", &["hf:Qwen/Qwen2.5-0.5B-Instruct", "hf:Qwen/Qwen2.5-0.5B"], config!("qwen2.5-0.5b-instruct")),
@@ -45,6 +45,9 @@ const OF_RECIPES: [(&str, &[&str], &str); 13] = [
     ("gemma4-31b", &["hf:google/gemma-4-31B-it"], config!("gemma-4-31b-it")),
     ("gemma4-e4b", &["hf:google/gemma-4-E4B-it"], config!("gemma-4-e4b-it")),
     ("muse-glimmer-30b", &["hf:meta-models/Muse-Glimmer-30B"], config!("muse-glimmer-30b")),
+    ("qwen3-30b-a3b", &["hf:Qwen/Qwen3-30B-A3B"], config!("qwen3-30b-a3b")),
+    ("gpt-oss-20b", &["hf:openai/gpt-oss-20b"], config!("gpt-oss-20b")),
+    ("gemma4-26b-a4b", &["hf:google/gemma-4-26B-A4B-it"], config!("gemma-4-26b-a4b-it")),
 ];
 
 /// All shapes, the smallest first.
@@ -62,11 +65,16 @@ pub static SHAPES: LazyLock<Vec<Shape>> = LazyLock::new(|| {
 });
 
 impl Shape {
+    /// A few of all sizes, the smallest first.
+    pub fn few() -> impl Iterator<Item = &'static Shape> {
+        SHAPES.iter().filter(|shape| OF_RECIPES.iter().any(|(name, ..)| *name == shape.name))
+    }
+
     pub fn find(name: &str) -> Option<&'static Shape> {
         SHAPES.iter().find(|shape| shape.name == name)
     }
 
-    /// The shape of the model that a recipe names, by its hub or, where there is no folder of that name, by its short name.
+    /// The shape of the model that a recipe names, by its hub or, if no such folder exists, by its short name.
     pub fn of(path: &ModelPath) -> Option<&'static Shape> {
         if let ModelPath::Folder(folder) = path {
             return Shape::find(&folder.written).filter(|_| !folder.resolved.exists());

@@ -1,6 +1,6 @@
 //! Links between threads of one process, over real sockets: every rank is a thread.
 //!
-//! Time limits are shorter than in a run. The only time that is asserted is that a loss is noticed within ten seconds.
+//! Time limits are shorter than in a run. No test measures time: a busy machine is only waited for longer.
 
 use super::heartbeat::{OnLoss, Times};
 use super::launch::{Launch, Launcher, MasterAddress};
@@ -15,11 +15,12 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn times() -> Times {
     Times {
@@ -59,8 +60,14 @@ fn ignore() -> OnLoss {
     Box::new(|_| {})
 }
 
+/// A port that no other test of this process gets, and that the system gives to nobody who asks for any port.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 21_000 + (std::process::id() % 70) as u16 * 100;
+    (0..1000)
+        .map(|_| first + NEXT.fetch_add(1, Ordering::Relaxed) % 1000)
+        .find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok())
+        .expect("one of a thousand ports is free")
 }
 
 /// Runs a function once per rank, each with its link and the losses that its handler gets.
@@ -265,11 +272,13 @@ const PORT_VARIABLE: &str = "SMIDGEN_TEST_PORT";
 fn as_a_process() {
     let Ok(port) = std::env::var(PORT_VARIABLE) else { return };
     let _link = Link::open(&launch(1, 2, port.parse().unwrap()), Times::default(), ignore()).unwrap();
-    thread::sleep(Duration::from_secs(60));
+    thread::sleep(2 * LIMIT);
 }
 
 #[test]
-fn a_process_that_is_stopped_or_killed_is_noticed_within_ten_seconds() {
+fn a_process_that_is_stopped_or_killed_is_noticed() {
+    let Times { silence, beat, farewell, .. } = Times::default();
+    assert!(silence + beat + farewell < Duration::from_secs(10), "a run waits no longer for a lost rank");
     let cases = [(Signal::SIGSTOP, "rank 1 does not answer"), (Signal::SIGKILL, "rank 1 died")];
     let threads = cases.map(|(signal, expected)| {
         thread::spawn(move || {
@@ -286,7 +295,7 @@ fn a_process_that_is_stopped_or_killed_is_noticed_within_ten_seconds() {
             let loss = losses.recv_timeout(LIMIT);
             process.kill().unwrap();
             process.wait().unwrap();
-            let loss = loss.expect("it is noticed within ten seconds");
+            let loss = loss.expect("it is noticed");
             assert!(loss.message.starts_with(expected), "{loss}");
         })
     });

@@ -65,11 +65,8 @@ impl FactorOfExperts {
         let mut turned = vec![0.0; numbers.len()];
         for row in 0..rows {
             let half = rows / 2;
-            let in_file = match takes_turns {
-                true if row < half => 2 * row,
-                true => 2 * (row - half) + 1,
-                false => row,
-            };
+            let turn = if row < half { 2 * row } else { 2 * (row - half) + 1 };
+            let in_file = if takes_turns { turn } else { row };
             for (expert, column) in
                 (0..experts).flat_map(|expert| (0..rank).map(move |column| (expert, column)))
             {
@@ -296,6 +293,14 @@ pub fn read_adapter<D: Device>(
     fill_places(executor, &places, &found)
 }
 
+/// Makes LoRA modules add nothing: their B is zero.
+pub fn clear_adapters<D: Device>(executor: &mut Executor<D>, request: &Request) -> Result<(), Failure> {
+    request.adapters.iter().try_for_each(|module| {
+        let id = leaf(executor.plan(), &module.b_name());
+        fill_floats(executor, id, |_| 0.0)
+    })
+}
+
 /// Reads only those tensors of an adapter that the request has.
 pub fn read_part<D: Device>(
     executor: &mut Executor<D>,
@@ -492,11 +497,10 @@ fn target_parameters(job: &Job, is_wrapped: bool) -> Vec<String> {
     let is_whole =
         |ending: &String| all.iter().all(|(path, other)| other != ending || adapted.contains(path.as_str()));
     let named = all.iter().filter(|(path, _)| adapted.contains(path.as_str())).map(|(path, ending)| {
-        match is_whole(ending) {
-            true => ending.clone(),
-            false if is_wrapped => wrapped_name(path),
-            false => path.clone(),
+        if is_whole(ending) {
+            return ending.clone();
         }
+        if is_wrapped { wrapped_name(path) } else { path.clone() }
     });
     named.collect::<BTreeSet<String>>().into_iter().collect()
 }

@@ -124,8 +124,8 @@ fn rows_at_a_time_are_whole_blocks() {
 fn an_unsupported_encoding_is_an_error() {
     let model = fixture("gguf-llama/model.gguf");
     let weight = model.weight("model.layers.0.mlp.up_proj.weight").unwrap();
-    let storage = Storage::Gguf(smidgen_ir::Block::Q4K);
+    let storage = Storage::Gguf(smidgen_ir::Block::Iq4Nl);
     let (rows, columns) = weight.rows_and_columns();
     let error = encode_weight(&weight, storage, &mut vec![0; storage.bytes(rows, columns)], 1).unwrap_err();
-    assert_eq!(error.to_string(), "nothing encodes weights as q4_k");
+    assert_eq!(error.to_string(), "nothing encodes weights as iq4_nl");
 }

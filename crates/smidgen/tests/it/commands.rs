@@ -26,8 +26,8 @@ fn help_lists_the_commands() {
 
             Commands:
               plan         Predict memory and speed without starting the run
-              fit          Find the longest samples, highest rank and largest model that fit
-                           a budget
+              fit          Find which models a card can train, or the longest samples,
+                           highest rank and largest model for a recipe
               preview      Show samples as the model sees them, with supervised tokens
                            marked
               train        Plan, check that it fits, train, and save the result
@@ -40,9 +40,13 @@ fn help_lists_the_commands() {
               export       Write an adapter or a merged model as a GGUF file for llama.cpp
               inspect      Show the contents of an adapter, a run or a model
               generate     Generate text from a prompt, or chat in the terminal
+              serve        Serve a model and adapters with OpenAI's interface, and a page to
+                           talk to them
               pull         Download a model or a data set, or show where it is
               bench        Measure speed and memory on random weights of a named shape
               import       Convert another tool's configuration into a recipe
+              schema       Print a JSON schema of recipes, for editors that complete and
+                           check them
               completions  Write a completion script for a shell
               man          Write manual pages into a folder
               doctor       Check this machine and a recipe, and measure the device for the
@@ -119,6 +123,7 @@ fn plan_prints_the_budget_table() {
               loss: computed in chunks of 77 tokens
               trained: 5,760 parameters, 16.0 bytes each with gradient and optimizer state
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
+              run: 6 steps, 3 per epoch: N without evaluations and checkpoints
         "#]],
     );
     assert!(!scratch.exists("run"));
@@ -181,6 +186,7 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               loss: computed in chunks of 252 tokens
               trained: 5,760 parameters, 16.0 bytes each with gradient and optimizer state
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
+              run: 6 steps: 0.0 s without evaluations and checkpoints
               note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is assumed to have 64 tokens
         "#]],
     );
@@ -236,6 +242,7 @@ fn train_talks_on_stderr() {
               loss: computed in chunks of 77 tokens
               trained: 5,760 parameters, 16.0 bytes each with gradient and optimizer state
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
+              run: 6 steps, 3 per epoch: N without evaluations and checkpoints
               packing: 10 rows in 3 sequences of up to 100 tokens per epoch (73 % full)
             step 1/6  loss X lr 0.00e0 N tok/s mem N/30.56 MiB eta N
             step 2/6  loss X lr 1.00e-2 N tok/s mem N/30.56 MiB eta N
@@ -322,6 +329,7 @@ fn the_resolved_job_is_written_whole() {
             shuffle = true
 
             [train]
+            objective = "sft"
             batch = 4
             steps = 6
             lr = 0.01
@@ -361,6 +369,7 @@ fn the_resolved_job_is_written_whole() {
             order = "auto"
             layers_per_lap = "auto"
             shard = "auto"
+            reference = "auto"
             adapt = false
 
             [expect]

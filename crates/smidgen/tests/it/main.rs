@@ -47,6 +47,7 @@ mod ranks;
 mod reporting;
 mod resume;
 mod scratch;
+mod serving;
 #[cfg(unix)]
 mod signals;
 mod smollm2;

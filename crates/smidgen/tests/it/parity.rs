@@ -113,8 +113,10 @@ replays! {
     qwen3 = "qwen3",
     qwen3_5 = "qwen3-5",
     qwen3_5_full = "qwen3-5-full",
+    qwen3_5_moe = "qwen3-5-moe",
     qwen3_full = "qwen3-full",
     qwen3_moe = "qwen3-moe",
+    qwen3_next = "qwen3-next",
     seed_oss = "seed-oss",
     smollm3 = "smollm3",
 }

@@ -64,6 +64,8 @@ fn every_family_is_recorded() {
         ("phi4mm", "phi3"),
         ("gemma4_unified_text", "gemma4_text"),
         ("gemma4", "gemma4_text"),
+        ("qwen3_5", "qwen3_5_text"),
+        ("qwen3_5_moe", "qwen3_5_moe_text"),
         ("gemma4_unified", "gemma4_text"),
     ];
     let runs = recorded();

@@ -217,10 +217,10 @@ fn invalid_tensors_are_refused() {
         refused(dims + 12, &(1_u64 << 60).to_le_bytes()),
         "tensor `t` of dimensions [32, 1152921504606846976] takes more than 2^64 bytes"
     );
-    assert_eq!(
-        refused(number, &10_u32.to_le_bytes()),
-        "tensor `t` has the type IQ2_XXS (16), which is not supported (supported: \
-         F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16)"
+    assert!(
+        refused(number, &16_u32.to_le_bytes()).starts_with(
+            "tensor `t` has the type IQ2_XXS (16), which is not supported (supported: F32, F16,"
+        )
     );
     assert!(
         refused(number, &99_u32.to_le_bytes())

@@ -3,8 +3,8 @@
 //! It is read like any weight: as stored, if all tensors are stored in the same format with rows of their own, or as f32.
 //! Left out: which tensors belong together (`experts.rs`).
 
+use super::{Weight, WeightError, WeightRows};
 use crate::content_hash::ContentHash;
-use crate::weight::{Weight, WeightError, WeightRows};
 use smidgen_ir::{Storage, quant};
 use std::sync::Arc;
 

@@ -10,15 +10,17 @@ use crate::element::Element;
 use crate::fp8::Fp8Weight;
 use crate::gguf::tensor_names::{RowOrder, TensorSource};
 use crate::gguf::{GgufError, GgufFile, GgufTensor};
-use crate::joined::{HeldExpert, JoinedWeight};
 use crate::load::{LoadError, read_tensor_into};
 use crate::packed::PackedWeight;
 use crate::tensor_ref::{TensorRef, read_end_to_end};
+use joined::{HeldExpert, JoinedWeight};
 use smidgen_ir::quant;
 use smidgen_ir::{DType, Storage};
 use std::path::Path;
 use std::sync::Arc;
 use thiserror::Error;
+
+pub mod joined;
 
 #[derive(Debug, Error)]
 pub enum WeightError {
