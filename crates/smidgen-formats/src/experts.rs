@@ -100,7 +100,8 @@ impl ExpertWeights {
     fn add_convolution(&mut self, folder: &ModelFolder, front: &str) {
         let names = CONVOLVED.0.map(|ending| format!("{front}{ending}"));
         let parts: Option<Vec<TensorRef>> = names.iter().map(|name| folder.tensor(name)).collect();
-        let weight = parts.and_then(|parts| JoinedWeight::of_whole(parts.into_iter().map(Weight::Plain).collect()));
+        let weight =
+            parts.and_then(|parts| JoinedWeight::of_whole(parts.into_iter().map(Weight::Plain).collect()));
         if let Some(weight) = weight {
             self.weights.insert(format!("{front}{}", CONVOLVED.1), weight);
             self.parts.extend(names);

@@ -9,9 +9,9 @@ use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, REFERENCE_COPY, add_leaves, cache_names};
 use crate::model::audio::{AudioInput, AudioSpec};
 use crate::model::layer::{
-    AttentionSpec, BothMixers, FeedForward, GatedSpec, KeysAndValues, LAYER_SCALAR, LayerSpec, Mixer, NormForm, NormSpec,
-    NormedChannels, OUTPUT_GATE, OutputGate, QkNorm, Rotation, SINKS, TOKEN_GATE, TOKEN_PROJECTION,
-    TokenInput,
+    AttentionSpec, BothMixers, FeedForward, GatedSpec, KeysAndValues, LAYER_SCALAR, LayerSpec, Mixer,
+    NormForm, NormSpec, NormedChannels, OUTPUT_GATE, OutputGate, QkNorm, Rotation, SINKS, TOKEN_GATE,
+    TOKEN_PROJECTION, TokenInput,
 };
 use crate::model::spec::{
     DecoderSpec, EMBEDDING, EmbeddingSpec, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION,

@@ -16,7 +16,8 @@ use smidgen_ir::Norm;
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let mut spec = llama::read_spec(config, family)?;
     let factor = |key| Ok(config.float(key)?.unwrap_or(1.0));
-    (spec.embedding.scale, spec.head.scale) = (factor("embedding_multiplier")?, factor("lm_head_multiplier")?);
+    (spec.embedding.scale, spec.head.scale) =
+        (factor("embedding_multiplier")?, factor("lm_head_multiplier")?);
     spec.final_norm_path = "model.final_layernorm";
     let inputs = [factor("attention_in_multiplier")?, factor("ssm_in_multiplier")?];
     let outputs = [factor("attention_out_multiplier")?, factor("ssm_out_multiplier")?];

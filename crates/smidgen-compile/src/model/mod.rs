@@ -450,6 +450,9 @@ mod tests {
         if let Some(kinds) = kinds {
             whole.insert("layer_types".into(), json!([kinds; 6].concat()));
         }
+        if whole.contains_key("mamba_rms_norm") {
+            whole.insert("mamba_rms_norm".into(), json!(true));
+        }
         if whole.contains_key("decoder_sparse_step") {
             whole.insert("mlp_only_layers".into(), json!([1]));
         }

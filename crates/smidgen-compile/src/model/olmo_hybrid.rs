@@ -39,7 +39,11 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
 
 /// The sizes of the delta rule, which follow from those of attention where the config has none.
 fn read_delta(config: &Config<'_>, spec: &DecoderSpec) -> Result<DeltaSpec, ModelError> {
-    config.refuse("hidden_act", &[json!("silu"), json!("swish")], "silu, which layers with a delta rule have")?;
+    config.refuse(
+        "hidden_act",
+        &[json!("silu"), json!("swish")],
+        "silu, which layers with a delta rule have",
+    )?;
     let heads = config.required_dimension("num_attention_heads")?;
     let key_heads = config.dimension("linear_num_key_heads")?.unwrap_or(heads);
     let key_dim = config.dimension("linear_key_head_dim")?.unwrap_or(3 * spec.hidden / (4 * key_heads));
@@ -53,6 +57,9 @@ fn read_delta(config: &Config<'_>, spec: &DecoderSpec) -> Result<DeltaSpec, Mode
         write: if config.flag("linear_allow_neg_eigval", true)? { 2.0 } else { 1.0 },
         norm: DELTA_NORM,
     };
-    config.check_states(["linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim"], delta.scan())?;
+    config.check_states(
+        ["linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim"],
+        delta.scan(),
+    )?;
     Ok(delta)
 }

@@ -69,7 +69,9 @@ impl JoinedWeight {
         let mut blocks = Vec::with_capacity(sources.len());
         for (source, weight) in sources.iter().enumerate() {
             match weight.shape() {
-                [rows, others @ ..] if *others == columns => blocks.push(RowsOf { source, first: 0, rows: *rows }),
+                [rows, others @ ..] if *others == columns => {
+                    blocks.push(RowsOf { source, first: 0, rows: *rows })
+                }
                 _ => return None,
             }
         }

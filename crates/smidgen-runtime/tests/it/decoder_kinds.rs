@@ -6,8 +6,8 @@
 use crate::decoder::{Choice, llama, with_head, without_biases};
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::layer::{
-    BothMixers, KeysAndValues, LayerNorms, Mixer, NormForm, NormSpec, NormedChannels, OutputGate, QkNorm, Rotation,
-    TokenInput,
+    BothMixers, KeysAndValues, LayerNorms, Mixer, NormForm, NormSpec, NormedChannels, OutputGate, QkNorm,
+    Rotation, TokenInput,
 };
 use smidgen_compile::model::recurrent::{
     DeltaProjections, DeltaSpec, MambaNorm, MambaSpec, RecurrentSpec, ShortConvSpec,
@@ -18,8 +18,17 @@ use smidgen_ir::{Activation, Norm, PositionScale, RopeScaling, RopeSpec};
 const NORM: Norm = Norm { eps: 1e-5, plus_one: false };
 const RMS: NormForm = NormForm::Rms(NORM);
 /// Endings of every linear but the head.
-const EVERY: &[&str] =
-    &["_proj", "_gate", "_projection", "_proj_qkv", "_proj_qkvz", "_proj_z", "_proj_ba", "_proj_b", "_proj_a"];
+const EVERY: &[&str] = &[
+    "_proj",
+    "_gate",
+    "_projection",
+    "_proj_qkv",
+    "_proj_qkvz",
+    "_proj_z",
+    "_proj_ba",
+    "_proj_b",
+    "_proj_a",
+];
 
 /// A choice for each kind, with adapters on every linear but the head.
 pub fn kinds() -> Vec<Choice> {

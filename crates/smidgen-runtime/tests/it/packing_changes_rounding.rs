@@ -27,7 +27,10 @@ fn packed_samples_are_those_of_one_by_one() {
         for batches in [[0..1, 1..2, 2..3].as_slice(), &[0..2, 2..3], &[1..3, 0..1]] {
             let name = format!("{}: {batches:?}", choice.name);
             let (loss, gradients) = run(&subject, &mut executor, batches);
-            assert!((loss - packed_loss).abs() <= 1e-6 * packed_loss, "{name}: loss {loss}, not {packed_loss}");
+            assert!(
+                (loss - packed_loss).abs() <= 1e-6 * packed_loss,
+                "{name}: loss {loss}, not {packed_loss}"
+            );
             for (leaf, want) in &packed {
                 let error = difference(&gradients[leaf], want);
                 assert!(error <= TOLERANCE, "{name}: the gradient of `{leaf}` differs by {error:.1e}");
@@ -56,8 +59,7 @@ fn run(
         write_integers(executor, input::BOUNDARIES, &moved(&boundaries[batch.start..=batch.end]));
         write_integers(executor, input::ROWS, &moved(&own_rows));
         write_integers(executor, input::LABELS, &own_labels);
-        let extent =
-            Extent { tokens: tokens.len(), rows: own_rows.len(), segments: batch.len(), audio: 0 };
+        let extent = Extent { tokens: tokens.len(), rows: own_rows.len(), segments: batch.len(), audio: 0 };
         executor.run(Entry::MicroStep, &extent).unwrap();
     }
     let loss = subject.read_bytes(executor, leaf_named(&subject.graph, state::LOSS));

@@ -464,7 +464,8 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
     }
     let linears = spec.linears();
     let named = |kind: LinearKind| {
-        let is_named = |path: &&String| linears.iter().any(|linear| linear.path == **path && linear.kind == kind);
+        let is_named =
+            |path: &&String| linears.iter().any(|linear| linear.path == **path && linear.kind == kind);
         paths.iter().find(is_named)
     };
     if let Some(path) = named(LinearKind::Unadapted) {

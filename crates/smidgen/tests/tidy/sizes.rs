@@ -70,7 +70,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "CUDA launchers",
-        most_lines: 5_205,
+        most_lines: 5_207,
         paths: &[
             "smidgen-runtime/src/cuda/act.rs",
             "smidgen-runtime/src/cuda/attention.rs",
