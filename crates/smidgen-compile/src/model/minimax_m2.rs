@@ -38,6 +38,7 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
         scores: RouterScores::Sigmoid,
         is_corrected: true,
         renormalizes: true,
+        added_to_sum: 1e-20,
         ..read_router(config, &["num_local_experts", "num_experts"])?
     };
     let width = config.required_dimension("intermediate_size")?;

@@ -1,4 +1,5 @@
-//! A matrix whose rows come from several tensors, or from one that holds it transposed: the experts of a layer.
+//! A matrix whose rows come from several tensors, or from one that holds it transposed: the experts of a layer, or the parts
+//! of a convolution.
 //!
 //! It is read like any weight: as stored, if all tensors are stored in the same format with rows of their own, or as f32.
 //! Left out: which tensors belong together (`experts.rs`).
@@ -62,18 +63,20 @@ impl JoinedWeight {
     /// Whole matrices one after the other; `None` if their columns differ.
     pub fn of_whole(sources: Vec<Weight>) -> Option<JoinedWeight> {
         let columns = match sources.first()?.shape() {
-            [_, columns] => *columns,
+            [_, columns @ ..] if !columns.is_empty() => columns.to_vec(),
             _ => return None,
         };
         let mut blocks = Vec::with_capacity(sources.len());
         for (source, weight) in sources.iter().enumerate() {
             match weight.shape() {
-                [rows, others] if *others == columns => blocks.push(RowsOf { source, first: 0, rows: *rows }),
+                [rows, others @ ..] if *others == columns => {
+                    blocks.push(RowsOf { source, first: 0, rows: *rows })
+                }
                 _ => return None,
             }
         }
         let rows = blocks.iter().map(|block| block.rows).sum();
-        Some(JoinedWeight::new(sources, blocks, vec![rows, columns], None))
+        Some(JoinedWeight::new(sources, blocks, [vec![rows], columns].concat(), None))
     }
 
     pub fn sources(&self) -> &[Weight] {
@@ -97,8 +100,10 @@ impl JoinedWeight {
         if self.sources.len() == 1 {
             return (first.name().to_string(), first.shape().to_vec());
         }
-        // A tensor for each expert, and for each of gate and up.
-        let (module, rest) = first.name().split_once(".experts.").unwrap_or((first.name(), ""));
+        // A tensor for each expert, and for each of gate and up; or the parts of a convolution.
+        let Some((module, rest)) = first.name().split_once(".experts.") else {
+            return (first.name().replace(".q_conv1d.", ".conv1d."), self.shape.clone());
+        };
         let is_down = rest.ends_with("down_proj.weight") || rest.ends_with("w2.weight");
         let experts = if is_down { self.sources.len() } else { self.sources.len() / 2 };
         let name = if is_down { "down_proj" } else { "gate_up_proj" };

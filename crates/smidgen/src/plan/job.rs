@@ -462,11 +462,20 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
             .hint("set `adapter.dropout = 0`, or leave the experts out of `adapter.targets`"));
         }
     }
-    let is_router = |path: &&String| {
-        let mut linears = spec.linears().into_iter();
-        linears.any(|linear| linear.path == **path && linear.kind == LinearKind::Router)
+    let linears = spec.linears();
+    let named = |kind: LinearKind| {
+        let is_named =
+            |path: &&String| linears.iter().any(|linear| linear.path == **path && linear.kind == kind);
+        paths.iter().find(is_named)
     };
-    if let Some(path) = paths.iter().find(is_router) {
+    if let Some(path) = named(LinearKind::Unadapted) {
+        let model_type = &spec.model_type;
+        return Err(Failure::recipe(format!(
+            "an adapter on `{path}` is not supported: PEFT refuses it for models of type `{model_type}`"
+        ))
+        .hint("leave it out of `adapter.targets`, or train it next to the adapter with `adapter.train`"));
+    }
+    if let Some(path) = named(LinearKind::Router) {
         return Err(Failure::recipe(format!("an adapter on the router `{path}` is not supported")).hint(
             "leave it out of `adapter.targets`, or train it next to the adapter with `adapter.train`",
         ));
