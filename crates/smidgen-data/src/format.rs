@@ -208,7 +208,7 @@ pub fn example_of(format: RowFormat, place: RowPlace<'_>, row: Json) -> Result<E
 }
 
 /// Refuses a row whose text is about images in a column of their own: without them it would teach to guess.
-fn refuse_images(row: &Fields<'_>) -> Result<(), FormatError> {
+pub(crate) fn refuse_images(row: &Fields<'_>) -> Result<(), FormatError> {
     let is_filled = |value: &Json| match value {
         Json::Null => false,
         Json::String(text) => !text.trim().is_empty(),

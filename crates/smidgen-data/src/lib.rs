@@ -35,6 +35,7 @@ mod permutation;
 mod preference_row;
 pub mod prepare;
 mod prepare_error;
+pub mod prompt_row;
 mod row_fields;
 mod row_group;
 mod row_place;
