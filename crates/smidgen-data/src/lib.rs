@@ -16,7 +16,7 @@ pub mod clips;
 mod compared_batch;
 pub mod compressed;
 mod csv_rows;
-mod documents;
+mod document_rows;
 mod encode_error;
 pub mod eval_batch;
 pub mod example;
@@ -45,7 +45,6 @@ mod source_error;
 #[cfg(test)]
 mod source_tests;
 pub mod template;
-mod text_rows;
 pub mod token_builder;
 pub mod token_file;
 pub mod token_record;

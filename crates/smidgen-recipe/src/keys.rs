@@ -135,7 +135,7 @@ pub(crate) static KEYS: &[Key] = &[
     Key {
         // A job whose rows all come from `data.mix` has no `data.train`.
         show: |recipe| Some(recipe.data.train.render()).filter(|_| !recipe.data.train.is_empty()),
-        ..key!(required data.train, TRAIN_FILES, "training data: .json, .jsonl, .csv, .txt or .parquet; one file, a list, or globs; `hf:org/name[@revision][/config][:split]` on the hub; not needed with `data.mix`")
+        ..key!(required data.train, TRAIN_FILES, "training data: .json, .jsonl, .csv or .parquet; .txt, .md and folders of them as documents; one file, a list, or globs; `hf:org/name[@revision][/config][:split]` on the hub; not needed with `data.mix`")
     },
     key!(data.eval, EVAL_FILES, "evaluation data, like `data.train`"),
     key!(data.split, FRACTION_BELOW_ONE, "share of the training rows that is held out for evaluation when there is no `data.eval`, rounded up, chosen by `train.seed`; 0 = none"),
