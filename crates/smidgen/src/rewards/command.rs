@@ -113,6 +113,8 @@ struct Worker {
     requests: Option<Sender<String>>,
     replies: Receiver<String>,
     last: Arc<Mutex<VecDeque<String>>>,
+    /// Disconnected once all of stderr was read.
+    stderr_is_read: Receiver<()>,
     answers: usize,
 }
 
@@ -133,6 +135,7 @@ impl Worker {
             )?;
         let (requests, waiting) = channel::<String>();
         let (reply, replies) = channel();
+        let (reads_stderr, stderr_is_read) = channel::<()>();
         let last: Arc<Mutex<VecDeque<String>>> = Arc::default();
         if let Some(mut stdin) = child.stdin.take() {
             thread::spawn(move || {
@@ -150,6 +153,7 @@ impl Worker {
         if let Some(stderr) = child.stderr.take() {
             let last = Arc::clone(&last);
             thread::spawn(move || {
+                let _reads = reads_stderr;
                 for_each_line(stderr, |line| {
                     let mut last = locked(&last);
                     last.push_back(line);
@@ -160,7 +164,7 @@ impl Worker {
                 });
             });
         }
-        Ok(Worker { child, requests: Some(requests), replies, last, answers: 0 })
+        Ok(Worker { child, requests: Some(requests), replies, last, stderr_is_read, answers: 0 })
     }
 
     fn score(&mut self, command: &str, request: &str, timeout_s: f64) -> Result<f64, RewardError> {
@@ -200,7 +204,10 @@ impl Worker {
     }
 
     fn how_it_ended(&mut self) -> String {
-        match self.wait_for_end() {
+        let status = self.wait_for_end();
+        // Its last words may come after its end is known.
+        let _ = self.stderr_is_read.recv_timeout(GRACE);
+        match status {
             Some(status) => format!("ended with {status}"),
             None => "closed its output".to_owned(),
         }
