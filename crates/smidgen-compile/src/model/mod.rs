@@ -22,6 +22,7 @@ pub mod gpt_oss;
 pub mod granite;
 pub mod granitemoe;
 pub mod granitemoehybrid;
+pub mod kinds;
 pub mod latent;
 pub mod layer;
 pub mod lfm2;

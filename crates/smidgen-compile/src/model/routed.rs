@@ -25,22 +25,24 @@ pub fn activation_of(spec: &DecoderSpec) -> Activation {
 
 /// A router that takes the softmax of all experts, whose number is at the first of `keys` that the config has.
 pub fn read_router(config: &Config<'_>, keys: &[&'static str]) -> Result<Router, ModelError> {
-    let key = keys.iter().find(|key| config.has_own(key)).unwrap_or(&keys[0]);
-    read_router_at(config, key, "num_experts_per_tok")
+    read_router_at(config, keys, "num_experts_per_tok", RouterScores::Softmax)
 }
 
-/// As [`read_router`], with the keys of the number of experts and of how many a token chooses.
+/// As [`read_router`], with other scores, and the key of how many experts a token chooses.
 pub fn read_router_at(
     config: &Config<'_>,
-    experts_key: &'static str,
+    keys: &[&'static str],
     chosen_key: &'static str,
+    scores: RouterScores,
 ) -> Result<Router, ModelError> {
-    let (experts, chosen) = (config.required_size(experts_key)?, config.required_size(chosen_key)?);
+    let key = keys.iter().find(|key| config.has_own(key)).unwrap_or(&keys[0]);
+    let (experts, chosen) = (config.required_size(key)?, config.required_size(chosen_key)?);
     refuse_noise_and_loss(config)?;
+    refuse_other_routers(config, scores)?;
     Router {
         experts,
         chosen,
-        scores: RouterScores::Softmax,
+        scores,
         is_corrected: false,
         groups: None,
         renormalizes: config.flag("norm_topk_prob", false)?,
@@ -59,14 +61,24 @@ fn refuse_noise_and_loss(config: &Config<'_>) -> Result<(), ModelError> {
     config.refuse("router_jitter_noise", &[json!(0), json!(0.0)], "0")
 }
 
+/// Refuses what only the code beside published checkpoints reads, unless it says what the class of transformers always does.
+fn refuse_other_routers(config: &Config<'_>, scores: RouterScores) -> Result<(), ModelError> {
+    let name = match scores {
+        RouterScores::Softmax => "softmax",
+        RouterScores::Sigmoid => "sigmoid",
+    };
+    config.refuse("scoring_func", &[json!(name)], name)?;
+    config.refuse("moe_layer_freq", &[json!(1)], "1")
+}
+
 /// A router as in DeepSeek-V3 and GLM: sigmoid scores, which a stored number corrects for the choice, groups, and a factor.
 pub fn read_sigmoid_router(config: &Config<'_>, keys: &[&'static str]) -> Result<Router, ModelError> {
+    config.refuse("topk_method", &[json!("noaux_tc")], "noaux_tc")?;
     let router = Router {
-        scores: RouterScores::Sigmoid,
         is_corrected: true,
         groups: read_groups(config, 2)?,
         scale: config.float("routed_scaling_factor")?.unwrap_or(1.0),
-        ..read_router(config, keys)?
+        ..read_router_at(config, keys, "num_experts_per_tok", RouterScores::Sigmoid)?
     };
     router.checked()
 }
