@@ -78,7 +78,7 @@ impl ExpertWeights {
                 found.parts.insert(name.to_string());
             }
             if let Some((front, to)) = renamed(name, &FUSED)
-                && let Some(weight) = folder.tensor(name).and_then(|tensor| fused(tensor, to, turned))
+                && let Some(weight) = folder.tensor(name).and_then(|tensor| fused(name, tensor, to, turned))
             {
                 found.weights.insert(format!("{front}{to}"), weight);
                 found.parts.insert(name.to_string());
@@ -178,8 +178,8 @@ fn renamed<'a>(name: &'a str, table: &[(&str, &'static str)]) -> Option<(&'a str
 
 /// A fused tensor as the matrix, or the vector of biases, that it holds. `turned` tells whether gate and up take turns in the
 /// columns of a tensor with a column for each row of the matrix.
-fn fused(tensor: TensorRef, name: &str, turned: Option<bool>) -> Option<JoinedWeight> {
-    let takes_turns = turned == Some(true) && name.contains("gate_up_proj");
+fn fused(name: &str, tensor: TensorRef, to: &str, turned: Option<bool>) -> Option<JoinedWeight> {
+    let takes_turns = turned == Some(true) && to.contains("gate_up_proj");
     let (experts, shape, turn) = match (tensor.shape(), turned) {
         (&[experts, rows], _) => (
             experts,
@@ -193,7 +193,7 @@ fn fused(tensor: TensorRef, name: &str, turned: Option<bool>) -> Option<JoinedWe
         }
         _ => return None,
     };
-    let source = Source { name: tensor.name().to_string(), weight: Weight::Plain(tensor) };
+    let source = Source { name: name.to_string(), weight: Weight::Plain(tensor) };
     Some(JoinedWeight::of_one(source, experts, shape, turn))
 }
 

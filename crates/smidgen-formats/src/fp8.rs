@@ -119,6 +119,11 @@ impl Fp8Weight {
         self.codes.file_path()
     }
 
+    /// The name of the codes in the file.
+    pub fn file_name(&self) -> &str {
+        self.codes.name()
+    }
+
     /// Size in the file.
     pub fn file_bytes(&self) -> u64 {
         self.codes.bytes() + self.scales.bytes()

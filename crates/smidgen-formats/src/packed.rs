@@ -248,6 +248,11 @@ impl PackedWeight {
         self.codes.file_path()
     }
 
+    /// The name that the weight would have in the file if it were not packed.
+    pub fn file_name(&self) -> String {
+        self.codes.name().replace(".qweight", ".weight").replace("_blocks", ".weight")
+    }
+
     /// Size in the file.
     pub fn file_bytes(&self) -> u64 {
         self.parts().iter().map(|part| part.bytes()).sum()

@@ -183,6 +183,11 @@ pub fn ignored_keys(config: &Value) -> Result<Vec<String>, ModelError> {
         let name = family.name;
         ignored.push(format!("`{key}` in config.json is ignored: {name} models have no loss of the router"));
     }
+    let key = "aux_loss_alpha";
+    if let Some(alpha) = config.scale(key)? {
+        let reason = "the router has no loss of its own";
+        ignored.push(format!("`{key} = {alpha}` in config.json is ignored, as in transformers: {reason}"));
+    }
     for key in llama::DROPOUTS.into_iter().filter(|_| family.has_dropout) {
         if let Some(share) = config.scale(key)? {
             ignored.push(format!(

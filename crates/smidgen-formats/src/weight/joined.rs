@@ -19,11 +19,23 @@ pub struct JoinedWeight {
     turned: Option<Turned>,
 }
 
-/// A tensor of the files.
+/// A tensor of the files, by the name in a text model alone.
 #[derive(Clone, Debug)]
 pub struct Source {
     pub name: String,
     pub weight: Weight,
+}
+
+impl Source {
+    /// The name in the files, or the one that it would have there if it were not quantized.
+    pub fn in_file(&self) -> String {
+        match &self.weight {
+            Weight::Plain(tensor) => tensor.name().to_string(),
+            Weight::Fp8(weight) => weight.file_name().to_string(),
+            Weight::Packed(weight) => weight.file_name(),
+            Weight::Bnb(_) | Weight::Gguf(_) | Weight::Merged(_) | Weight::Joined(_) => self.name.clone(),
+        }
+    }
 }
 
 /// The matrix of each expert is stored transposed, (columns, rows).
@@ -102,9 +114,9 @@ impl JoinedWeight {
 
     /// The name and the shape under which transformers reads the matrix as one tensor.
     pub fn as_fused(&self) -> (String, Vec<usize>) {
-        let Source { name, weight } = &self.sources[0];
+        let name = self.sources[0].in_file();
         if self.sources.len() == 1 {
-            return (name.clone(), weight.shape().to_vec());
+            return (name, self.sources[0].weight.shape().to_vec());
         }
         // A tensor for each expert, and for each of gate and up.
         let module = name.split_once(".experts.").map_or(name.as_str(), |(module, _)| module);

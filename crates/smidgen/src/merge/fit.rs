@@ -115,8 +115,7 @@ fn fold_experts(
     matrices: &MatricesOfExperts,
 ) -> Result<Vec<(String, Action)>, String> {
     let MatricesOfExperts { experts, rows, columns, is_turned, ref names } = *matrices;
-    let adapted = module.a.shape()[0] / module.rank;
-    let shape = [adapted, module.rows(), module.columns()];
+    let shape = [module.experts(), module.rows(), module.columns()];
     if shape != [experts, rows, columns] {
         return Err(format!(
             "`{}` is {:?} in the base, the adapter is for {shape:?}",

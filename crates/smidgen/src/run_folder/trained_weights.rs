@@ -188,9 +188,7 @@ fn model_outputs(
                 return vec![output];
             }
             let sources = joined.sources().iter();
-            return sources
-                .map(|source| frozen(source.name.clone(), element, source.weight.clone()))
-                .collect();
+            return sources.map(|source| frozen(source.in_file(), element, source.weight.clone())).collect();
         }
         let in_file = original.tensor(&tensor.name).map(|original| original.file_name().to_string());
         let name = in_file.unwrap_or_else(|| tensor.name.clone());

@@ -92,6 +92,16 @@ fn experts_of_another_count_are_refused_also_if_all_sizes_agree() {
     let scratch = Scratch::of("qwen3-moe");
     scratch.edit_json("model/config.json", |config| config["num_experts_per_tok"] = json!(6));
     scratch.train_refused(1, &[], &["tokens choose 6 of 5 experts"]);
+    let scratch = Scratch::of("gpt-oss");
+    let words = [
+        "`adapter.bias` cannot train the biases of the experts of `model.layers.0.mlp.experts.gate_up_proj`",
+    ];
+    scratch.refused(2, &["plan", "recipe.toml", "adapter.bias=all"], &words);
+    scratch.refused(
+        2,
+        &["plan", "recipe.toml", "adapter.targets=[experts]", "adapter.bias=lora_only"],
+        &words,
+    );
 }
 
 /// With equal scores all tokens choose the first experts: one or two have all rows, the others none. Wherever the weights
@@ -131,7 +141,8 @@ fn a_plan_says_what_is_trained_and_what_is_frozen() {
         let scratch = Scratch::of(case);
         for overrides in [&[][..], &["adapter.targets=[o_proj]", "adapter.bias=all"], &["adapter.kind=full"]]
         {
-            if case == "gpt-oss" && overrides.contains(&"adapter.kind=full") {
+            // Experts whose files have them transposed are not trained, and neither are biases of experts.
+            if case == "gpt-oss" && !overrides.is_empty() {
                 continue;
             }
             let plan = scratch.plan(overrides);
@@ -184,6 +195,49 @@ fn adapters_on_experts_are_merged_in_every_layout() {
     }
 }
 
+/// Numbers of a tensor of a file.
+fn numbers(scratch: &Scratch, file: &str, tensor: &str) -> Vec<f32> {
+    let (header, data) = split(&scratch.read(file));
+    let [begin, end] = [0, 1].map(|at| header[tensor]["data_offsets"][at].as_u64().unwrap() as usize);
+    let bytes = &data[begin..end];
+    match header[tensor]["dtype"].as_str().unwrap() {
+        "F32" => bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect(),
+        "BF16" => {
+            let wide = |half: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*half)) << 16);
+            bytes.as_chunks::<2>().0.iter().map(wide).collect()
+        }
+        other => panic!("{tensor} is {other}"),
+    }
+}
+
+fn norm(numbers: impl Iterator<Item = f32>) -> f64 {
+    numbers.map(|number| f64::from(number).powi(2)).sum::<f64>().sqrt()
+}
+
+/// The norms of an adapter on experts are those of its factors, and of what a merge adds.
+#[test]
+fn inspect_knows_the_factors_of_experts() {
+    let scratch = Scratch::of("granitemoe");
+    merge(&scratch, "granitemoe", "adapter", 2e-6);
+    let report = scratch.run(&["inspect", "adapter", "--json"]);
+    let report: Value = serde_json::from_str(&report.stdout).unwrap();
+    let module = "model.layers.0.block_sparse_moe.experts";
+    let modules = report["modules"].as_array().unwrap();
+    let found =
+        modules.iter().find(|own| own["module"] == format!("{module}.gate_up_proj").as_str()).unwrap();
+    let tensor = "model.layers.0.block_sparse_moe.input_linear.weight";
+    let [before, after] = [WEIGHTS, "merged/model.safetensors"].map(|file| numbers(&scratch, file, tensor));
+    let added = norm(after.iter().zip(&before).map(|(after, before)| after - before));
+    let factor = |name: &str| {
+        let key = format!("base_model.model.{module}.base_layer.lora_{name}.weight");
+        norm(numbers(&scratch, "adapter/adapter_model.safetensors", &key).into_iter())
+    };
+    for (key, want) in [("product_norm", added), ("a_norm", factor("A")), ("b_norm", factor("B"))] {
+        let got = found[key].as_f64().unwrap();
+        assert!((got / want - 1.0).abs() < 1e-5, "{key}: {got}, not {want}");
+    }
+}
+
 /// Experts of a case as fp8 with a scale for each row, as `compressed-tensors` has them.
 fn with_experts_in_fp8(case: &str) -> Scratch {
     let scratch = Scratch::of(case);
@@ -202,9 +256,7 @@ fn with_experts_in_fp8(case: &str) -> Scratch {
             continue;
         }
         let [rows, columns] = [0, 1].map(|at| tensor["shape"][at].as_u64().unwrap() as usize);
-        let halves = content.as_chunks::<2>().0.iter();
-        let numbers: Vec<f32> =
-            halves.map(|half| f32::from_bits(u32::from(u16::from_le_bytes(*half)) << 16)).collect();
+        let numbers = numbers(&scratch, WEIGHTS, name);
         let encoded = quant::encode(Storage::Fp8Rows, rows, columns, &numbers).unwrap();
         let (codes, scales) = encoded.split_at(rows * columns);
         add(name, "F8_E4M3", json!([rows, columns]), codes);
