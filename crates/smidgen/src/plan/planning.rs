@@ -50,7 +50,7 @@ pub struct Planned {
     /// Base weights are trained; otherwise only adapters.
     pub trains_base: bool,
     /// What is trained and what is frozen.
-    pub weights: Vec<KindOfWeights>,
+    pub kinds: Vec<KindOfWeights>,
     /// What would make it fit.
     pub advice: Vec<String>,
     /// What to know about the plan.
@@ -245,7 +245,7 @@ impl Planned {
             fits,
             keeps_before: false,
             trains_base: !job.request.trained.is_empty(),
-            weights: kinds_of_weights(&job.request),
+            kinds: kinds_of_weights(&job.request),
             advice,
             notes,
             profile: job.profile.clone(),

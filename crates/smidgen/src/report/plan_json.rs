@@ -57,7 +57,7 @@ pub fn render_json(planned: &Planned) -> Value {
         "efficiency": planned.exchange.filter(|_| speed.is_some()).map(|exchange| exchange.efficiency),
         "trained_parameters": trained.parameters,
         "bytes_per_trained_parameter": trained.bytes_per_parameter(),
-        "weights": planned.weights.iter().map(KindOfWeights::render_json).collect::<Vec<_>>(),
+        "weights": planned.kinds.iter().map(KindOfWeights::render_json).collect::<Vec<_>>(),
         "host_memory": planned.host_bytes.map(|needed_bytes| json!({
             "needed_bytes": needed_bytes,
             "shared_bytes": plan.host.shared_bytes,

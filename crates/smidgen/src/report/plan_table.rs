@@ -59,7 +59,7 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
         Grouped(trained.parameters),
         trained.bytes_per_parameter()
     ));
-    lines.push(describe_weights(&planned.weights));
+    lines.push(describe_weights(&planned.kinds));
     lines.push(match planned.speed() {
         Some(Speed { step_ms, tokens_per_s }) => {
             let all = if planned.world.is_alone() { "" } else { " of all ranks" };

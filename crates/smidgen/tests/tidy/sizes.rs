@@ -24,9 +24,9 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "reports",
-        most_lines: 4_226,
+        most_lines: 4_245,
         paths: &["smidgen/src/report/"],
-        why: "plans, runs and their comparison as text, JSON and a page; times are steps, hours and an end",
+        why: "plans, runs and their comparison as text, JSON and a page; times are steps, hours and an end, and each kind of weight is trained or not",
     },
     Room {
         name: "imports and hints",
@@ -161,7 +161,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "all crates",
-        most_lines: 99_400,
+        most_lines: 100_000,
         paths: &[""],
         why: "what users have is the sum of the rooms; mixtures of experts, recurrent layers and objectives came in 0.17",
     },
