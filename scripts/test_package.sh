@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packs the program, installs the wheel into a clean environment and plans a run with it.
+# Packs the program, installs the wheel into a clean environment, plans a run with it and tests the Python package.
 # If pip cannot install maturin, the script says so and does nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -25,6 +25,7 @@ import json, sys
 plan = json.load(sys.stdin)
 assert plan["fits"] and plan["peak_bytes"] <= plan["budget_bytes"], plan["peak_bytes"]
 '
+target/package-venv/bin/python python/tests/test_smidgen.py
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -31,5 +31,8 @@ pub use smidgen_ir::Choice;
 pub use solve::fitting::{Fitting, Look, largest};
 pub use solve::question::{Budget, Demand, Question};
 pub use solve::solution::{Price, Reason, Solution, SolveError, Why};
-pub use solve::{choices, fitting, offloaded_weights, question, smallest_resident, solution, solve};
+pub use solve::{
+    choices, fits_with_little_offloaded, fitting, offloaded_weights, question, smallest_resident, solution,
+    solve, solve_quickly,
+};
 pub use stages::{compile, compile_decode, compile_eval, compile_for, compile_logits};

@@ -39,7 +39,9 @@ pub use dataset_name::{DATASET_FORMS, DatasetName};
 pub use mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
 pub use model_name::{HfName, MODEL_PATH_FORMS, NoModelPath, PypiName, parse_model_path};
 pub use objective::{AnswerMean, AnswerSettings, ObjectiveMistake};
-pub use parse::{RecipeSource, gives_key, parse_recipe, read_recipe, read_recipe_source};
+pub use parse::{
+    RecipeSource, gives_key, parse_recipe, read_recipe, read_recipe_from_stdin, read_recipe_source,
+};
 pub use render::{KeyDifference, differences, render_job, render_key_reference};
 pub use sections::{
     Adapter, Aim, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, MixSource,

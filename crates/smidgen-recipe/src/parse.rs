@@ -55,6 +55,16 @@ fn read_small_file(file: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
+/// Reads a recipe from stdin; relative paths in it start at `folder`.
+pub fn read_recipe_from_stdin(folder: &Path) -> Result<RecipeSource, ReadRecipeError> {
+    let file = "stdin".to_owned();
+    let mut text = String::new();
+    if let Err(source) = std::io::stdin().take(MAX_RECIPE_BYTES).read_to_string(&mut text) {
+        return Err(ReadRecipeError::Unreadable { file, source });
+    }
+    Ok(RecipeSource { file, folder: folder.to_owned(), text })
+}
+
 /// Reads a recipe file. Its folder is made canonical, so that a recipe has the same paths however the user wrote its
 /// path.
 pub fn read_recipe_source(file: &Path) -> Result<RecipeSource, ReadRecipeError> {

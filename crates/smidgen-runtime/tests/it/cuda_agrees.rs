@@ -52,14 +52,15 @@ pub fn open_as(precision: Precision, capability: Option<Capability>) -> Cuda {
     Cuda::open(&CudaOptions { ordinal: 0, precision, cache, capability }).unwrap()
 }
 
-/// The graph with another type of activations: embeddings, everything computed from them, and row inputs.
+/// The graph with another type of activations: embeddings, everything computed from them, and row inputs. What an objective
+/// is told of each sample stays f32.
 pub fn in_numbers(graph: &Graph, element: DType) -> Graph {
     let mut graph = graph.clone();
     for value in &mut graph.values {
         let is_input = value.leaf().is_some_and(|leaf| leaf.kind == LeafKind::Input);
         let is_rows =
             matches!(value.ty.shape.0.as_slice(), [Dim::Tokens | Dim::Rows | Dim::Audio(_), Dim::Const(_)]);
-        if is_input && is_rows && value.ty.storage == Storage::F32 {
+        if is_input && is_rows && value.name != "before" && value.ty.storage == Storage::F32 {
             value.ty.storage = Storage::Plain(element);
         }
     }

@@ -1,8 +1,8 @@
 //! `smidgen fit` without a recipe: which known models a device trains, how, how fast, and with what length of samples.
 //!
 //! Every known shape is planned with 4-bit weights and LoRA (QLoRA), with LoRA on weights as published, and with all
-//! weights trained. Speed and memory are those of the solver's plan with one sample or the whole step as a micro-batch;
-//! the longest sample is a power of two, or the whole context, and was shown to fit by a plan.
+//! weights trained. Speed and memory are those of a plan with one sample or the whole step as a micro-batch, found without
+//! a whole search: `plan` may find a faster one. The longest sample is a power of two, or the whole context, and was shown to fit by a plan.
 //! Overrides change the recipe that is planned, such as `adapter.rank=64`.
 
 use crate::console::columns::{Side, render_columns};
@@ -151,13 +151,14 @@ fn prepare(
     Job::prepare_model(recipe, shape.model(), Profiles::Measured)
 }
 
-/// `None` if not even short samples fit.
+/// `None` if not even short samples fit, or the model cannot be trained like this.
 fn fit(
     recipe: &Recipe,
     shape: &'static Shape,
     method: (&'static str, BaseFormat, AdapterKind),
 ) -> Result<Option<Fit>, Failure> {
-    let mut job = prepare(recipe, shape, method)?;
+    // The first shape was accepted, so this model cannot be trained in this way.
+    let Ok(mut job) = prepare(recipe, shape, method) else { return Ok(None) };
     let conditions = Conditions::of(&job, &MemoryFacts::of(&job))?;
     let context = job.request.spec.max_positions;
     // Weights alone that exceed all memory need no search.
@@ -173,22 +174,24 @@ fn fit(
     // Powers of two below the context, and the context.
     let length = |power: usize| (SHORTEST << (power - 1)).min(context);
     let powers: Vec<usize> = (1..).take_while(|power| *power == 1 || length(power - 1) < context).collect();
-    let powers =
-        powers.partition_point(|power| fitting.fits(&samples_at_once(1, length(*power)), Look::Quick));
-    // One thorough look before a model is said not to fit.
-    let powers = match powers {
-        0 if fitting.fits(&samples_at_once(1, length(1)), Look::Thorough) => 1,
-        0 => return Ok(None),
-        powers => powers,
-    };
-    let longest = length(powers);
+    let one_of = |power: &usize| samples_at_once(1, length(*power));
+    let mut fitting_powers = powers.partition_point(|power| fitting.fits(&one_of(power), Look::Quick));
+    if fitting_powers == 0 {
+        // The policy that is usually the leanest offloads everything, which may be more than the host has room for.
+        let has_plan = |power: &usize| conditions.fits_with_little_offloaded(&job.request, one_of(power));
+        fitting_powers = powers.partition_point(has_plan);
+    }
+    if fitting_powers == 0 {
+        return Ok(None);
+    }
+    let longest = length(fitting_powers);
     job.recipe.data.max_tokens = job.recipe.data.max_tokens.min(longest);
     let steps = DemandShape::of(&job, None)?;
     // The longest sample fits alone, so a shorter one does, unless a step of several needs more host memory.
     let (all, one) = (steps.demands.first(), steps.demands.last());
     let mut demands: Vec<Demand> = all.into_iter().chain(one).copied().collect();
     demands.dedup();
-    let Ok(solution) = conditions.solve(&job.request, &demands) else { return Ok(None) };
+    let Some(solution) = conditions.solve_quickly(&job.request, &demands) else { return Ok(None) };
     let tokens_per_s = job.profile.has_rates().then(|| steps.all_tokens / (solution.step_ms / 1e3));
     Ok(Some(Fit {
         name: shape.name,

@@ -3,7 +3,7 @@
 //! Nothing is reserved and no weight is read. A plan that does not fit is printed, and the command fails.
 
 use super::recipe_args::{RecipeArgs, read_recipe};
-use crate::console::colour::WARNING;
+use crate::console::colour::{WARNING, plain};
 use crate::console::downloads::hub_access;
 use crate::console::progress::say;
 use crate::console::stdout::{print_json, print_lines, print_text};
@@ -99,6 +99,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         if let Some(end) = end_of(planned.total_seconds()) {
             json["ends_at"] = json!(end.to_rfc3339());
         }
+        json["table"] = json!(plain(&plan_table::render_table(&job, &planned)));
         print_json(&plan_json::render_text(&json))?;
     } else if let Some((_, other)) = &other {
         print_text(&render_comparison(&facts(&plan_json::render_json(&planned)), other))?;

@@ -3,12 +3,15 @@
 //! `KEY=VALUE` arguments override keys of the file; relative paths in them start at the working directory.
 
 use crate::failure::Failure;
-use smidgen_recipe::{Recipe, RecipeSource, parse_recipe, read_recipe_source};
+use smidgen_recipe::{Recipe, RecipeSource, parse_recipe, read_recipe_from_stdin, read_recipe_source};
 use std::path::{Path, PathBuf};
+
+/// The recipe's name if it is read from stdin.
+pub const STDIN: &str = "-";
 
 #[derive(Debug, clap::Args)]
 pub struct RecipeArgs {
-    /// The recipe, a TOML file
+    /// The recipe, a TOML file; `-` reads it from stdin
     pub recipe: PathBuf,
     /// Keys of the recipe to override, as `section.key=value`
     #[arg(value_name = "KEY=VALUE")]
@@ -24,8 +27,11 @@ impl RecipeArgs {
 /// Reads a recipe: its source, and the recipe with overrides and defaults. Paths in overrides start at the working
 /// directory.
 pub fn read_recipe(path: &Path, overrides: &[String]) -> Result<(RecipeSource, Recipe), Failure> {
-    let source = read_recipe_source(path).map_err(Failure::recipe)?;
-    let recipe = parse_recipe(&source, overrides, &working_directory()?).map_err(Failure::recipe)?;
+    let here = working_directory()?;
+    let source =
+        if path == Path::new(STDIN) { read_recipe_from_stdin(&here) } else { read_recipe_source(path) }
+            .map_err(Failure::recipe)?;
+    let recipe = parse_recipe(&source, overrides, &here).map_err(Failure::recipe)?;
     Ok((source, recipe))
 }
 

@@ -24,6 +24,10 @@ pub struct Args {
     /// Print the report as JSON when the run ends, as `report --json` does
     #[arg(long)]
     json: bool,
+    /// Print every step's row of `metrics.jsonl` as a line of JSON while the run goes on; if nobody reads them any more, the
+    /// run saves its state and ends
+    #[arg(long)]
+    rows: bool,
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
@@ -40,6 +44,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         accept_changes: args.accept_changes,
         ranks: args.ranks,
         json: args.json,
+        rows: args.rows,
         unmonitored: false,
     };
     train::run(&args, quiet)

@@ -3,12 +3,13 @@
 //! The run itself is in `train/`; this file has the arguments, the printed lines and the exit status.
 
 use super::plan::print_warnings;
-use super::recipe_args::{RecipeArgs, read_recipe, working_directory};
+use super::recipe_args::{RecipeArgs, STDIN, read_recipe, working_directory};
 use super::report;
 use crate::console::colour::WARNING;
 use crate::console::downloads::hub_access;
 use crate::console::progress;
 use crate::failure::{Failure, FailureKind};
+use crate::logs::metrics::MetricsRow;
 use crate::plan::artifact::Artifact;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::rank_layout::RankLayout;
@@ -30,6 +31,7 @@ use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{AdapterKind, Recipe, RecipePath, render_job};
 use smidgen_runtime::comm;
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -49,6 +51,10 @@ pub struct Args {
     /// Print the report as JSON when the run ends, as `report --json` does
     #[arg(long)]
     pub json: bool,
+    /// Print every step's row of `metrics.jsonl` as a line of JSON while the run goes on; if nobody reads them any more, the
+    /// run saves its state and ends
+    #[arg(long)]
+    pub rows: bool,
     /// Do not sample memory after every step, to measure what sampling costs
     #[arg(long, hide = true)]
     pub unmonitored: bool,
@@ -97,13 +103,17 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     if let (Some(count), None) = (args.ranks, &launch)
         && count != 1
     {
+        if args.recipe.recipe == Path::new(STDIN) {
+            return Err(Failure::command("a recipe from stdin is read once, and every rank needs it")
+                .hint("write it into a file"));
+        }
         return start_ranks(count, &recipe);
     }
     let Some(launch) = launch else { return run_rank(args, &recipe_text, recipe, quiet, None) };
     let mut joined = Joined::open(&launch, &recipe)?;
-    let is_here = launch.local_size == launch.size;
+    let (output, is_here) = (recipe.output.dir.resolved.clone(), launch.local_size == launch.size);
     let ranks = if is_here { format!(" --ranks {}", launch.size) } else { String::new() };
-    joined.team.link().set_remedy(format!("continue with `{}{ranks}`", resume_command(args)));
+    joined.team.link().set_remedy(format!("continue with `{}{ranks}`", resume_command(args, &output)));
     let quiet = quiet || launch.rank > 0;
     let result = run_rank(args, &recipe_text, recipe, quiet, Some(&mut joined));
     joined.leave(result)
@@ -163,7 +173,9 @@ fn run_rank(
         is_monitored: !args.unmonitored,
         owns_process: true,
         say: &say,
-        on_step: &mut |_| ControlFlow::Continue(()),
+        on_step: &mut |row| {
+            if args.rows && world.is_first() { print_row(row) } else { ControlFlow::Continue(()) }
+        },
     };
     let went = run_job(job, &dir, joined, options);
     drop(lock);
@@ -177,9 +189,10 @@ fn run_rank(
         return Ok(());
     };
     match outcome.ending {
-        Ending::Interrupted => return Err(interrupted(args, &outcome, total)),
+        Ending::Interrupted => return Err(interrupted(args, &output, &outcome, total)),
         Ending::Exceeded { bytes } => {
-            return Err(exceeded(args, &outcome, bytes, planned_bytes, world, device));
+            let resume = resume_command(args, &output);
+            return Err(exceeded(&resume, &outcome, bytes, planned_bytes, world, device));
         }
         Ending::Done | Ending::StoppedEarly | Ending::MemoryMoved { .. } => {}
     }
@@ -235,9 +248,9 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
 }
 
 /// An interrupted run is not a success: a script that continues only after success must stop here.
-fn interrupted(args: &Args, outcome: &Outcome, total: u64) -> Failure {
+fn interrupted(args: &Args, output: &Path, outcome: &Outcome, total: u64) -> Failure {
     let steps = outcome.steps;
-    let resume = resume_command(args);
+    let resume = resume_command(args, output);
     Failure::interrupted(format!(
         "interrupted after step {steps} of {total}; state saved in `checkpoint-{steps}`"
     ))
@@ -247,14 +260,14 @@ fn interrupted(args: &Args, outcome: &Outcome, total: u64) -> Failure {
 /// The run, or one of its ranks, uses more memory than planned, which is a bug of the planner unless another process
 /// uses the GPU. `bytes` is the memory in use.
 fn exceeded(
-    args: &Args,
+    resume: &str,
     outcome: &Outcome,
     bytes: u64,
     planned_bytes: u64,
     world: RankLayout,
     device: DeviceKind,
 ) -> Failure {
-    let (steps, resume) = (outcome.steps, resume_command(args));
+    let steps = outcome.steps;
     let who = if world.is_alone() { "the run" } else { "a rank" };
     Failure::memory(format!(
         "after step {steps} {who} uses {}, more than the planned {}: stopped, state saved in `checkpoint-{steps}`",
@@ -274,7 +287,7 @@ fn lost_device(failure: Failure, output: &Path, args: &Args) -> Failure {
     let saved = RunDir::at(output).ok().and_then(|dir| dir.checkpoints().last().copied());
     match saved.filter(|_| is_lost) {
         Some(step) => {
-            let resume = resume_command(args);
+            let resume = resume_command(args, output);
             failure
                 .hint(format!("the state of step {step} is in `checkpoint-{step}`; continue with `{resume}`"))
         }
@@ -282,8 +295,21 @@ fn lost_device(failure: Failure, output: &Path, args: &Args) -> Failure {
     }
 }
 
+/// Prints a step's row as a line of JSON. If that fails, nobody follows the run any more.
+fn print_row(row: &MetricsRow) -> ControlFlow<()> {
+    let line = serde_json::to_string(row).expect("a row has only numbers and names");
+    let mut stdout = std::io::stdout().lock();
+    match writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(()),
+    }
+}
+
 /// The command that continues a run.
-fn resume_command(args: &Args) -> String {
+fn resume_command(args: &Args, output: &Path) -> String {
+    if args.recipe.recipe == Path::new(STDIN) {
+        return format!("smidgen resume {}", quoted(&output.to_string_lossy()));
+    }
     let overrides: String = args.recipe.overrides.iter().map(|word| format!(" {}", quoted(word))).collect();
     let recipe = quoted(&args.recipe.recipe.to_string_lossy());
     if args.recipe.recipe.is_dir() {
@@ -316,6 +342,7 @@ mod tests {
             accept_changes: false,
             ranks: None,
             json: false,
+            rows: false,
             unmonitored: false,
         };
         let lost = || Failure::device("cuda: cuLaunchKernel failed: an illegal address");

@@ -15,7 +15,7 @@ use smidgen_compile::choices::{Refusal, refuse};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
     Budget, Choice, Context, Demand, Fitting, Profile, Purpose, Question, Request, Solution, SolveError,
-    solve,
+    fits_with_little_offloaded, solve, solve_quickly,
 };
 use smidgen_ir::{DeviceKind, Pins, Space};
 
@@ -64,6 +64,16 @@ impl Conditions {
 
     pub fn solve(&self, request: &Request, demands: &[Demand]) -> Result<Solution, SolveError> {
         solve(&self.question(request, demands))
+    }
+
+    /// A plan that fits, without the search for the fastest.
+    pub fn solve_quickly(&self, request: &Request, demands: &[Demand]) -> Option<Solution> {
+        solve_quickly(&self.question(request, demands))
+    }
+
+    /// Whether a plan fits that offloads no more than it must.
+    pub fn fits_with_little_offloaded(&self, request: &Request, demand: Demand) -> bool {
+        fits_with_little_offloaded(&self.question(request, &[demand]))
     }
 
     /// Alternative conditions that move more and more state to disk, in the order in which the planner tries them when

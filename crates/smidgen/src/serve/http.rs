@@ -360,6 +360,7 @@ pub fn render_start(address: &str, served: &Served, planned_bytes: u64) -> Value
     json!({
         "url": format!("http://{address}"),
         "models": models,
+        "has_template": served.template.is_some(),
         "sequences": shape.slots,
         "context": shape.positions,
         "cache_tokens": shape.cache_rows,

@@ -4,6 +4,7 @@
 
 use crate::scratch::Scratch;
 use expect_test::{Expect, expect};
+use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
@@ -70,7 +71,7 @@ fn help_lists_the_commands() {
             Usage: smidgen train [OPTIONS] <RECIPE> [KEY=VALUE]...
 
             Arguments:
-              <RECIPE>        The recipe, a TOML file
+              <RECIPE>        The recipe, a TOML file; `-` reads it from stdin
               [KEY=VALUE]...  Keys of the recipe to override, as `section.key=value`
 
             Options:
@@ -83,6 +84,9 @@ fn help_lists_the_commands() {
                                     CPU ranks with `mpiexec`
                   --json            Print the report as JSON when the run ends, as `report
                                     --json` does
+                  --rows            Print every step's row of `metrics.jsonl` as a line of
+                                    JSON while the run goes on; if nobody reads them any
+                                    more, the run saves its state and ends
               -h, --help            Print help
         "#]],
     );
@@ -485,10 +489,42 @@ fn a_reader_that_went_away_ends_no_run() {
 
 /// The command for the reader's own data does not evaluate on the rows of the example.
 #[test]
+fn a_recipe_from_stdin_is_followed_by_its_rows() {
+    let scratch = Scratch::new();
+    let with_recipe = |arguments: &[&str]| {
+        let recipe = std::fs::File::open(scratch.path("recipe.toml")).unwrap();
+        scratch.command(arguments).stdin(recipe).output().unwrap()
+    };
+    let plan = with_recipe(&["plan", "-", "--json"]);
+    let plan: Value = serde_json::from_slice(&plan.stdout).unwrap();
+    assert!(plan["table"].as_str().unwrap().contains("peak"), "{plan}");
+    let ended = with_recipe(&["train", "-", "--rows", "--quiet"]);
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert_eq!(ended.stdout, scratch.read("run/metrics.jsonl"));
+    let several = with_recipe(&["train", "-", "--ranks", "2"]);
+    let said = String::from_utf8(several.stderr).unwrap();
+    assert_eq!(several.status.code(), Some(2));
+    assert!(said.contains("write it into a file"), "{said}");
+}
+
+#[test]
+fn a_run_whose_rows_nobody_reads_saves_its_state() {
+    let scratch = Scratch::new();
+    let mut command = scratch.command(&["train", "recipe.toml", "--rows", "train.steps=100000"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut rows = BufReader::new(child.stdout.take().unwrap());
+    rows.read_line(&mut String::new()).unwrap();
+    drop(rows);
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert_eq!(scratch.checkpoints("run").len(), 1);
+}
+
+#[test]
 fn the_readmes_command_for_own_data_evaluates_nothing() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    let command = readme.split("For your own data: `").nth(1).unwrap().split('`').next().unwrap();
+    let command = readme.split("| your own data | `").nth(1).unwrap().split('`').next().unwrap();
     // The shell takes the quotes away.
     let mut words = command.split_whitespace().skip(2);
     let recipe = root.join(words.next().unwrap());

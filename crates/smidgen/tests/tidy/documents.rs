@@ -45,7 +45,7 @@ fn looks_like_a_path(word: &str) -> bool {
 
 #[test]
 fn documents_are_short() {
-    for (path, most) in [("README.md", 95), ("ARCHITECTURE.md", 200), ("CONTRIBUTING.md", 150)] {
+    for (path, most) in [("README.md", 110), ("ARCHITECTURE.md", 200), ("CONTRIBUTING.md", 150)] {
         let lines = read(path).lines().count();
         assert!(lines <= most, "`{path}` has {lines} lines, at most {most} are allowed");
     }

@@ -35,8 +35,10 @@ const CRATES: [&str; 8] = [
     "smidgen-hub",
     "smidgen",
 ];
-const FOLDERS: [&str; 9] =
-    [".cargo", ".ci", "benches", "crates", "docs", "fixtures", "recipes", "results", "scripts"];
+const FOLDERS: [&str; 11] = [
+    ".cargo", ".ci", "benches", "crates", "docs", "examples", "fixtures", "python", "recipes", "results",
+    "scripts",
+];
 const ROOT_DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
 
 const LONGEST_FILE_LINES: usize = 650;

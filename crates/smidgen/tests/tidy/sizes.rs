@@ -18,9 +18,9 @@ struct Room {
 const ROOMS: [Room; 11] = [
     Room {
         name: "solver",
-        most_lines: 2_388,
+        most_lines: 2_460,
         paths: &["smidgen-compile/src/solve/"],
-        why: "the search schedules few of many policies, so it predicts the others",
+        why: "the search schedules few of many policies, so it predicts the others; a list of models is planned with fewer still",
     },
     Room {
         name: "reports",
@@ -161,9 +161,9 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "all crates",
-        most_lines: 100_000,
+        most_lines: 100_300,
         paths: &[""],
-        why: "what users have is the sum of the rooms; mixtures of experts, recurrent layers and objectives came in 0.17",
+        why: "what users have is the sum of the rooms; mixtures of experts with their merges, recurrent layers and objectives came in 0.17",
     },
 ];
 
