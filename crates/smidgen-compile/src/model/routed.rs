@@ -35,7 +35,9 @@ pub fn read_router_at(
     chosen_key: &'static str,
     scores: RouterScores,
 ) -> Result<Router, ModelError> {
-    let key = keys.iter().find(|key| config.has_own(key)).unwrap_or(&keys[0]);
+    // A class has its default under one of the names.
+    let own = keys.iter().find(|key| config.has_own(key));
+    let key = own.or_else(|| keys.iter().find(|key| config.get(key).is_some())).unwrap_or(&keys[0]);
     let (experts, chosen) = (config.required_size(key)?, config.required_size(chosen_key)?);
     refuse_noise_and_loss(config)?;
     refuse_other_routers(config, scores)?;
