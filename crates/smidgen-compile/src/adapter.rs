@@ -107,8 +107,10 @@ fn is_adapted(spec: &DecoderSpec, linear: &Linear, name: &str) -> bool {
         (LinearKind::Experts(_), _) => {
             name == EXPERTS || (name.contains(EXPERTS) && path_matches(&linear.path, name))
         }
-        (LinearKind::Dense, Some(_)) => linear.path == name,
-        (LinearKind::Dense | LinearKind::Router, _) => path_matches(&linear.path, name),
+        (LinearKind::Dense | LinearKind::Unadapted, Some(_)) => linear.path == name,
+        (LinearKind::Dense | LinearKind::Unadapted | LinearKind::Router, _) => {
+            path_matches(&linear.path, name)
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Experts in checkpoints: which tensors of a folder hold the matrices of all experts of a layer, in each published layout.
+//! Experts in checkpoints: which tensors of a folder hold the matrices of all experts of a layer, in each published layout;
+//! and other tensors that transformers 5 renames or joins.
 //!
 //! Callers see one matrix of gate and up and one of down for each layer, with the rows of all experts one after the other, and
 //! names as in transformers 5. Files have it fused in three dimensions, perhaps transposed with gate and up in turns
@@ -38,11 +39,19 @@ const FUSED: [(&str, &str); 6] = [
 ];
 
 /// Parts of names that transformers 5 changed: the ending in the file, and the ending here.
-const RENAMED: [(&str, &str); 3] = [
+const RENAMED: [(&str, &str); 5] = [
+    (".attention_layer_norm.weight", ".input_layernorm.weight"),
+    (".feedforward_layer_norm.weight", ".post_attention_layernorm.weight"),
     (".block_sparse_moe.gate.weight", ".mlp.gate.weight"),
     (".block_sparse_moe.e_score_correction_bias", ".mlp.e_score_correction_bias"),
     (".block_sparse_moe.router.layer.weight", ".block_sparse_moe.router.weight"),
 ];
+
+/// Parts of a convolution in their order: the endings in the file, and the ending here.
+const CONVOLVED: ([&str; 3], &str) = (
+    [".linear_attn.q_conv1d.weight", ".linear_attn.k_conv1d.weight", ".linear_attn.v_conv1d.weight"],
+    ".linear_attn.conv1d.weight",
+);
 
 /// Models whose fused tensors have a column for each row of the matrix, and whether those of gate and up take turns.
 const TURNED: [(&str, bool); 2] = [("gpt_oss", true), ("llama4_text", false)];
@@ -77,6 +86,9 @@ impl ExpertWeights {
                 found.renamed.insert(format!("{front}{to}"), name.to_string());
                 found.parts.insert(name.to_string());
             }
+            if let Some(front) = name.strip_suffix(CONVOLVED.0[0]) {
+                found.add_convolution(folder, front);
+            }
             if let Some((front, to)) = renamed(name, &FUSED)
                 && let Some(weight) = folder.tensor(name).and_then(|tensor| fused(name, tensor, to, turned))
             {
@@ -88,6 +100,20 @@ impl ExpertWeights {
             found.add_single(&module, &experts);
         }
         found
+    }
+
+    /// Joins the parts of a convolution.
+    fn add_convolution(&mut self, folder: &ModelFolder, front: &str) {
+        let names = CONVOLVED.0.map(|ending| format!("{front}{ending}"));
+        let source = |name: &String| {
+            let weight = Weight::Plain(folder.tensor(name)?);
+            Some(Source { name: name.clone(), weight })
+        };
+        let parts = names.iter().map(source).collect::<Option<Vec<Source>>>();
+        if let Some(weight) = parts.and_then(JoinedWeight::of_parts) {
+            self.weights.insert(format!("{front}{}", CONVOLVED.1), weight);
+            self.parts.extend(names);
+        }
     }
 
     /// Joins the tensors of each expert of a module.

@@ -16,8 +16,9 @@ pub struct Router {
     pub is_corrected: bool,
     /// Experts are chosen from the best groups only.
     pub groups: Option<RouterGroups>,
-    /// Whether the scores of the chosen experts are divided by their sum.
+    /// Whether the scores of the chosen experts are divided by their sum, to which this is added first.
     pub renormalizes: bool,
+    pub added_to_sum: f32,
     pub scale: f32,
     /// Whether the weight of each expert is multiplied by a stored number.
     pub has_expert_scales: bool,
@@ -41,7 +42,7 @@ pub struct RouterGroups {
 
 impl fmt::Display for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Router { experts, chosen, scores, scale, .. } = self;
+        let Router { experts, chosen, scores, scale, added_to_sum, .. } = self;
         write!(f, "{scores:?} {chosen} of {experts}")?;
         if let Some(RouterGroups { count, chosen, best }) = self.groups {
             write!(f, " groups={chosen} of {count} by {best}")?;
@@ -52,6 +53,9 @@ impl fmt::Display for Router {
             (self.has_expert_scales, " expert_scales"),
         ];
         flags.into_iter().filter(|(is_set, _)| *is_set).try_for_each(|(_, text)| f.write_str(text))?;
+        if *added_to_sum != 0.0 {
+            write!(f, " sum+{added_to_sum:e}")?;
+        }
         if *scale == 1.0 { Ok(()) } else { write!(f, " scale={scale}") }
     }
 }

@@ -16,6 +16,7 @@ struct Routing {
     i32 kept_groups;
     i32 best;         // a group counts as much as the sum of so many of its best
     i32 renormalizes;
+    float added;      // to the sum by which scores are divided
     float scale;
 };
 
@@ -115,7 +116,7 @@ __device__ __forceinline__ float divisor_of(const Routing &routing, const float 
     float sum = 0.0f;
     for (int j = 0; j < routing.chosen; ++j)
         sum += scores[chosen[j]];
-    return routing.sigmoid ? sum + 1e-20f : sum;
+    return sum + routing.added;
 }
 
 // Shared memory: scores, ranks of experts, ranks of groups (E floats each).

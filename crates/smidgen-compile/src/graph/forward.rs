@@ -9,9 +9,9 @@ use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, REFERENCE_COPY, add_leaves, cache_names};
 use crate::model::audio::{AudioInput, AudioSpec};
 use crate::model::layer::{
-    AttentionSpec, FeedForward, GatedSpec, KeysAndValues, LAYER_SCALAR, LayerSpec, Mixer, NormForm, NormSpec,
-    NormedChannels, OUTPUT_GATE, OutputGate, QkNorm, Rotation, SINKS, TOKEN_GATE, TOKEN_PROJECTION,
-    TokenInput,
+    AttentionSpec, BothMixers, FeedForward, GatedSpec, KeysAndValues, LAYER_SCALAR, LayerSpec, Mixer,
+    NormForm, NormSpec, NormedChannels, OUTPUT_GATE, OutputGate, QkNorm, Rotation, SINKS, TOKEN_GATE,
+    TOKEN_PROJECTION, TokenInput,
 };
 use crate::model::spec::{
     DecoderSpec, EMBEDDING, EmbeddingSpec, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION,
@@ -221,6 +221,11 @@ impl Builder<'_> {
         self.emit1(Op::CausalConv { bias, backward: false }, inputs, output)
     }
 
+    /// scale·x, or x itself if the factor is 1.
+    pub fn times(&mut self, x: ValueId, scale: f32, output: &str) -> ValueId {
+        if scale == 1.0 { x } else { self.scaled(x, scale, output) }
+    }
+
     /// scale·x
     pub fn scaled(&mut self, x: ValueId, scale: f32, output: &str) -> ValueId {
         self.emit1(Op::Scale { scale }, vec![x], output)
@@ -309,6 +314,7 @@ impl Builder<'_> {
         let y = match &layer.mixer {
             Mixer::Attention(attention) => self.attention_mixer(attention, n, tables), // (T, C)
             Mixer::Recurrent(recurrent) => self.recurrent_mixer(recurrent, n),         // (T, C)
+            Mixer::Both(both) => self.both_mixers(both, n, tables),                    // (T, C)
         };
         let y = self.stream_norm(y, norms.after_mixer, "attn.out_normed");
         let mid = self.add(x, y, layer.residual_scale, "mid");
@@ -320,6 +326,16 @@ impl Builder<'_> {
         };
         let y = self.stream_norm(y, norms.after_feed_forward, "mlp.out_normed");
         self.add(mid, y, layer.residual_scale, "x")
+    }
+
+    fn both_mixers(&mut self, both: &BothMixers, n: ValueId, tables: &[ValueId]) -> ValueId {
+        let ([of_attention, of_recurrent], [scale, recurrent_scale]) = (both.inputs, both.outputs);
+        let input = self.times(n, of_recurrent, "recurrent.in");
+        let recurrent = self.recurrent_mixer(&both.recurrent, input); // (T, C)
+        let recurrent = self.times(recurrent, recurrent_scale, "recurrent.scaled");
+        let input = self.times(n, of_attention, "attn.in");
+        let attention = self.attention_mixer(&both.attention, input, tables); // (T, C)
+        self.add(recurrent, attention, scale, "mixers")
     }
 
     fn attention_mixer(&mut self, attention: &AttentionSpec, n: ValueId, tables: &[ValueId]) -> ValueId {
@@ -438,8 +454,11 @@ impl Builder<'_> {
         let paths = (fused.as_str(), separate.each_ref().map(String::as_str));
         let parts = [(gate.as_str(), gated.width), (up.as_str(), gated.width)];
         let [gate, up] = self.projections(n, gated.is_fused, paths, parts); // (T, I) both
+        let [gate_scale, scale] = gated.scales;
+        let gate = self.times(gate, gate_scale, &format!("{name}.gate_scaled"));
         let a = self.gated(gated.activation, gate, up, &act); // (T, I)
-        self.linear(a, &down, &out) // (T, C)
+        let y = self.linear(a, &down, &out); // (T, C)
+        self.times(y, scale, &format!("{name}.out_scaled"))
     }
 
     /// act(gate)·up.

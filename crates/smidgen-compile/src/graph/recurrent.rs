@@ -7,7 +7,7 @@ use crate::forward::Builder;
 use crate::leaves::state_name;
 use crate::model::layer::NormForm;
 use crate::model::recurrent::{
-    DELTA, DeltaProjections, DeltaSpec, MAMBA, MambaSpec, RecurrentSpec, SHORT_CONV, ShortConvSpec,
+    DELTA, DeltaProjections, DeltaSpec, MambaNorm, MambaSpec, RecurrentSpec, SHORT_CONV, ShortConvSpec,
 };
 use crate::model::spec::DecoderSpec;
 use crate::names::input;
@@ -115,28 +115,42 @@ impl Builder<'_> {
             ("mamba.q", keys),
             ("mamba.dt", mamba.heads),
         ];
-        let [gate, v, k, q, dt] = self.projections(n, true, ("mamba.in_proj", [""; 5]), parts);
+        let projected = self.projections(n, true, (&mamba.path("in_proj"), [""; 5]), parts);
+        let scaled: [ValueId; 5] = std::array::from_fn(|part| {
+            self.times(projected[part], mamba.scales[part], &format!("{}_scaled", parts[part].0))
+        });
+        let ([gate, v, k, q, dt], path) = (scaled, mamba.path("conv1d"));
         let mut first = 0;
         let [v, k, q] = [("v", v, values), ("k", k, keys), ("q", q, keys)].map(|(name, x, rows)| {
-            let convolved = Convolved { path: "mamba.conv1d", name, first, rows };
+            let convolved = Convolved { path: &path, name, first, rows };
             first += rows;
-            self.convolved(convolved, x, mamba.conv_bias, Some(PlainActivation::Silu), MAMBA)
+            self.convolved(convolved, x, mamba.conv_bias, Some(PlainActivation::Silu), mamba.module)
         });
         let [least, most] = mamba.steps;
-        let gates = self.decay(DecayShape { least, most, write: None }, dt, None, MAMBA);
+        let gates = self.decay(DecayShape { least, most, write: None }, dt, None, mamba.module);
         let o = self.scan(mamba.scan(), [q, k, v], gates); // (T, H·P)
-        let skip = self.layer_leaf("mamba.D");
+        let skip = self.layer_leaf(&mamba.path("D"));
         let skipped = self.scaled_by(v, skip, "mamba.skipped");
-        let o = self.add(o, skipped, 1.0, "mamba.o");
-        let gated = self.gated(Activation::Silu, gate, o, "mamba.gated");
-        let normed = if mamba.groups == 1 {
-            self.norm(gated, NormForm::Rms(mamba.norm), "mamba.norm.weight", "mamba.normed")
-        } else {
-            let normed = self.plain_norm(gated, mamba.norm, values / mamba.groups, "mamba.grouped");
-            let weight = self.layer_leaf("mamba.norm.weight");
-            self.scaled_by(normed, weight, "mamba.normed")
-        };
-        self.linear(normed, "mamba.out_proj", "mamba.out")
+        let mut o = self.add(o, skipped, 1.0, "mamba.o");
+        if let Some(MambaNorm { norm, before_gate: true }) = mamba.norm {
+            o = self.grouped_norm(mamba, norm, o);
+        }
+        o = self.gated(Activation::Silu, gate, o, "mamba.gated");
+        if let Some(MambaNorm { norm, before_gate: false }) = mamba.norm {
+            o = self.grouped_norm(mamba, norm, o);
+        }
+        self.linear(o, &mamba.path("out_proj"), "mamba.out")
+    }
+
+    /// x (T, H·P) normed group by group.
+    fn grouped_norm(&mut self, mamba: &MambaSpec, norm: Norm, x: ValueId) -> ValueId {
+        let weight = mamba.path("norm.weight");
+        if mamba.groups == 1 {
+            return self.norm(x, NormForm::Rms(norm), &weight, "mamba.normed");
+        }
+        let normed = self.plain_norm(x, norm, mamba.channels()[0] / mamba.groups, "mamba.grouped");
+        let weight = self.layer_leaf(&weight);
+        self.scaled_by(normed, weight, "mamba.normed")
     }
 
     /// x (T, rows) after its part of a convolution, and after an activation.

@@ -40,6 +40,11 @@ impl<'a> Config<'a> {
         self.map.get(key).or_else(default).filter(|value| !value.is_null())
     }
 
+    /// Whether the config itself says that there is none.
+    pub fn is_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
+    }
+
     /// Whether the config itself has the key with a value.
     pub fn has_own(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(|value| !value.is_null())
@@ -414,6 +419,15 @@ impl<'a> Config<'a> {
         Ok(RopeSpec { scaling, attention_scale: attention_scale as f32, ..plain })
     }
 
+    /// A list of `N` factors, all of them 1 if the config has none.
+    pub fn factors<const N: usize>(&self, key: &str) -> Result<[f32; N], ModelError> {
+        let Some(list) = self.numbers(key)? else { return Ok([1.0; N]) };
+        let count = list.len();
+        list.try_into().map_err(|_| ModelError::Contradiction {
+            what: format!("`{}` has {count} numbers instead of {N}", self.key(key)),
+        })
+    }
+
     fn numbers(&self, key: &str) -> Result<Option<Vec<f32>>, ModelError> {
         self.typed(key, "a list of numbers above 0", |value| {
             value.as_array()?.iter().map(|number| positive(number).map(|n| n as f32)).collect()
@@ -508,8 +522,8 @@ impl<'a> Config<'a> {
             return Err(ModelError::Contradiction { what });
         }
         for (key, channels, heads) in [(keys[1], key_dim, key_heads), (keys[2], value_dim, heads)] {
-            if channels > MOST_OF_STATE {
-                let supported = "recurrent heads of up to 256 channels";
+            if channels == 0 || channels > MOST_OF_STATE {
+                let supported = "recurrent heads of 1 to 256 channels";
                 return Err(ModelError::unsupported(self.key(key), channels.to_string(), supported));
             }
             if heads * channels > MOST_CHANNELS {

@@ -7,7 +7,7 @@ use super::config::Config;
 use super::experts::{ExpertsSpec, SharedExpert};
 use super::family::Family;
 use super::layer::{FeedForward, GatedNames, Mixer};
-use super::recurrent::{MambaSpec, RecurrentSpec};
+use super::recurrent::{MambaNorm, MambaSpec, RecurrentSpec};
 use super::routed::{activation_of, read_router};
 use super::spec::DecoderSpec;
 use super::{granite, granitemoe};
@@ -18,7 +18,9 @@ use smidgen_ir::{Norm, Router};
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let spec = granite::read_spec(config, family)?;
     let (layers, norm) = (spec.layers.len(), Norm { eps: spec.norm_eps(), plus_one: false });
-    let mamba = read_mamba(config, spec.hidden, norm)?;
+    let inner = config.required_size("mamba_expand")? * spec.hidden;
+    let norm = MambaNorm { norm, before_gate: false };
+    let mamba = MambaSpec { norm: Some(norm), ..read_mamba(config, inner)? };
     let listed = config.kinds_of_layers(layers, "linear_attention, full_attention")?;
     let rotates = match config.text("position_embedding_type")? {
         None => false,
@@ -55,29 +57,32 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     }))
 }
 
-/// The sizes of Mamba-2, with `mamba_` keys.
-fn read_mamba(config: &Config<'_>, hidden: usize, norm: Norm) -> Result<MambaSpec, ModelError> {
+/// Mamba-2 without a norm and with `inner` channels of values, whose sizes have `mamba_` keys.
+pub fn read_mamba(config: &Config<'_>, inner: usize) -> Result<MambaSpec, ModelError> {
     let size = |key: &'static str| config.dimension(key)?.ok_or(ModelError::Missing { key });
     config.refuse("hidden_act", &[json!("silu"), json!("swish")], "silu, which layers with Mamba-2 have")?;
-    let (heads, inner) = (size("mamba_n_heads")?, size("mamba_expand")? * hidden);
+    let heads = size("mamba_n_heads")?;
     let is_auto = config.get("mamba_d_head").is_none_or(|head| head == "auto");
     let head_dim = if is_auto { inner / heads } else { size("mamba_d_head")? };
     if heads * head_dim != inner {
         let what = format!(
-            "{heads} heads of {head_dim} (`mamba_n_heads`, `mamba_d_head`) are not the {inner} channels of `mamba_expand`"
+            "{heads} heads of {head_dim} (`mamba_n_heads`, `mamba_d_head`) are not the {inner} channels of Mamba-2"
         );
         return Err(ModelError::Contradiction { what });
     }
     let mamba = MambaSpec {
+        module: "mamba",
         heads,
         head_dim,
         groups: size("mamba_n_groups")?,
         state: size("mamba_d_state")?,
         taps: config.taps("mamba_d_conv")?,
         conv_bias: config.flag("mamba_conv_bias", true)?,
-        proj_bias: config.flag("mamba_proj_bias", false)?,
+        proj_biases: [config.flag("mamba_proj_bias", false)?; 2],
+        scales: [1.0; 5],
         steps: config.range("time_step_limit")?.unwrap_or([0.0, f32::INFINITY]),
-        norm,
+        norm: None,
+        adapts_output: true,
     };
     config.check_states(["mamba_n_groups", "mamba_d_state", "mamba_d_head"], mamba.scan())?;
     Ok(mamba)

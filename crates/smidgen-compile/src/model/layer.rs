@@ -38,6 +38,18 @@ pub struct TokenInput {
 pub enum Mixer {
     Attention(AttentionSpec),
     Recurrent(RecurrentSpec),
+    Both(Box<BothMixers>),
+}
+
+/// An attention and a recurrent mixer of the same input, whose outputs are added.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BothMixers {
+    pub attention: AttentionSpec,
+    pub recurrent: RecurrentSpec,
+    /// Their inputs are multiplied by these.
+    pub inputs: [f32; 2],
+    /// Their outputs are multiplied by these.
+    pub outputs: [f32; 2],
 }
 
 /// Works on each token separately.
@@ -206,7 +218,6 @@ impl LayerSpec {
     /// biases. Families change what differs.
     pub fn like_llama(heads: usize, kv_heads: usize, head_dim: usize, width: usize, eps: f32) -> LayerSpec {
         let form = NormForm::Rms(Norm { eps, plus_one: false });
-        let norm = |path| Some(NormSpec { path, form });
         LayerSpec {
             mixer: Mixer::Attention(AttentionSpec {
                 heads,
@@ -233,12 +244,9 @@ impl LayerSpec {
                 activation: Activation::Silu,
                 is_fused: false,
                 bias: false,
+                scales: [1.0; 2],
             }),
-            norms: LayerNorms {
-                before_mixer: norm("input_layernorm"),
-                before_feed_forward: norm("post_attention_layernorm"),
-                ..LayerNorms::default()
-            },
+            norms: LayerNorms::before(form),
             residual_scale: 1.0,
             is_parallel: false,
             token_input: None,
@@ -248,15 +256,14 @@ impl LayerSpec {
 
     /// The linears in the order of the forward pass, for a residual stream of `hidden` channels.
     pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
-        let of_mixer = match &self.mixer {
-            Mixer::Attention(attention) => attention.linears(hidden),
-            Mixer::Recurrent(recurrent) => recurrent.linears(hidden),
-        };
+        let of_attention = self.attention().map(|attention| attention.linears(hidden));
+        let of_recurrent = self.recurrent().map(|recurrent| recurrent.linears(hidden));
         let of_feed_forward = match &self.feed_forward {
             FeedForward::Gated(gated) => gated.linears(hidden),
             FeedForward::Experts(experts) => experts.linears(hidden),
         };
-        let mut linears = [of_mixer, of_feed_forward].concat();
+        let of_mixers = of_attention.into_iter().chain(of_recurrent).flatten();
+        let mut linears: Vec<LayerLinear> = of_mixers.chain(of_feed_forward).collect();
         if let Some(TokenInput { width, .. }) = self.token_input {
             linears.push(LayerLinear::dense(TOKEN_GATE, width, hidden, false));
             linears.push(LayerLinear::dense(TOKEN_PROJECTION, hidden, width, false));
@@ -273,22 +280,21 @@ impl LayerSpec {
         let of_stream = of_stream.into_iter().flatten();
         let mut tensors: Vec<(String, Shape)> =
             of_stream.map(|norm| vector((format!("{}.weight", norm.path), hidden))).collect();
-        match &self.mixer {
-            Mixer::Attention(attention) => {
-                tensors.extend(attention.norm_tensors().into_iter().map(vector));
-                tensors.extend(attention.has_sinks.then(|| vector((SINKS.to_string(), attention.heads))));
-            }
-            Mixer::Recurrent(recurrent) => tensors.extend(recurrent.tensors(hidden)),
+        if let Some(attention) = self.attention() {
+            tensors.extend(attention.norm_tensors().into_iter().map(vector));
+            tensors.extend(attention.has_sinks.then(|| vector((SINKS.to_string(), attention.heads))));
         }
+        tensors.extend(self.recurrent().into_iter().flat_map(|recurrent| recurrent.tensors(hidden)));
         tensors.extend(self.experts().into_iter().flat_map(|experts| experts.vectors(hidden)).map(vector));
         tensors.extend(self.has_scalar.then(|| vector((LAYER_SCALAR.to_string(), 1))));
         tensors
     }
 
-    /// The attention of the layer, if that is its mixer.
+    /// The attention of the layer, if it has one.
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
+            Mixer::Both(both) => Some(&both.attention),
             Mixer::Recurrent(_) => None,
         }
     }
@@ -297,6 +303,7 @@ impl LayerSpec {
     pub fn recurrent(&self) -> Option<&RecurrentSpec> {
         match &self.mixer {
             Mixer::Recurrent(recurrent) => Some(recurrent),
+            Mixer::Both(both) => Some(&both.recurrent),
             Mixer::Attention(_) => None,
         }
     }
@@ -304,6 +311,7 @@ impl LayerSpec {
     pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
         match &mut self.mixer {
             Mixer::Attention(attention) => Some(attention),
+            Mixer::Both(both) => Some(&mut both.attention),
             Mixer::Recurrent(_) => None,
         }
     }
@@ -333,6 +341,16 @@ impl LayerNorms {
             after_mixer: formed(self.after_mixer),
             before_feed_forward: formed(self.before_feed_forward),
             after_feed_forward: formed(self.after_feed_forward),
+        }
+    }
+
+    /// Norms before both blocks, as Llama's.
+    pub fn before(form: NormForm) -> LayerNorms {
+        let norm = |path| Some(NormSpec { path, form });
+        LayerNorms {
+            before_mixer: norm("input_layernorm"),
+            before_feed_forward: norm("post_attention_layernorm"),
+            ..LayerNorms::default()
         }
     }
 

@@ -13,6 +13,15 @@ use crate::error::ModelError;
 use smidgen_ir::{Activation, Norm};
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
+    read_with_width(config, family, width(config)?)
+}
+
+/// Reads all but the width of the feed-forward.
+pub fn read_with_width(
+    config: &Config<'_>,
+    family: &Family,
+    width: usize,
+) -> Result<DecoderSpec, ModelError> {
     let mut spec = read_like_llama(config, family)?;
     // An older key says the same.
     spec.head.is_tied = config.flag("tie_embedding", spec.head.is_tied)?;
@@ -28,7 +37,7 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
         (None, Some(attends)) => !attends.contains(&layer),
         (None, None) => false,
     };
-    let (width, form) = (width(config)?, spec.final_norm);
+    let form = spec.final_norm;
     let at = |path| Some(NormSpec { path, form });
     let norms = LayerNorms {
         before_mixer: at("operator_norm"),

@@ -47,6 +47,7 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     let router = Router {
         is_corrected: true,
         renormalizes: true,
+        added_to_sum: 1e-20,
         ..read_router_at(config, &keys, "num_experts_per_tok", RouterScores::Sigmoid)?
     };
     let width = config.required_dimension("intermediate_size")?;

@@ -10,6 +10,7 @@ pub mod config;
 pub mod deepseek_v2;
 pub mod deepseek_v3;
 pub mod experts;
+pub mod falcon_h1;
 pub mod family;
 pub mod gemma;
 pub mod gemma2;
@@ -26,6 +27,7 @@ pub mod kinds;
 pub mod latent;
 pub mod layer;
 pub mod lfm2;
+pub mod lfm2_moe;
 pub mod llama;
 pub mod minimax_m2;
 pub mod ministral3;
@@ -35,6 +37,7 @@ pub mod mixtral;
 pub mod muse_glimmer;
 pub mod olmo2;
 pub mod olmo3;
+pub mod olmo_hybrid;
 pub mod olmoe;
 pub mod parts;
 pub mod phi3;
@@ -77,8 +80,11 @@ const FAMILIES: &[Family] = &[
     Family::new("granite", granite::read_spec),
     Family::new("granitemoehybrid", granitemoehybrid::read_spec),
     Family::new("lfm2", lfm2::read_spec),
+    Family::new("lfm2_moe", lfm2_moe::read_spec),
+    Family::new("falcon_h1", falcon_h1::read_spec),
     Family::new("olmo2", olmo2::read_spec),
     Family::new("olmo3", olmo3::read_spec),
+    Family::new("olmo_hybrid", olmo_hybrid::read_spec),
     Family::new("glm4", glm4::read_spec).with_partial_rotary(),
     Family::new("cohere2", cohere2::read_spec),
     Family::new("ministral3", ministral3::read_spec),
@@ -442,10 +448,16 @@ mod tests {
             whole
                 .extend([("full_attn_idxs".into(), json!([1, 3])), ("intermediate_size".into(), json!(900))]);
         }
-        if family.name == "granitemoehybrid" {
-            let kinds: Vec<&str> =
-                (0..12).map(|layer| if layer % 2 == 0 { "mamba" } else { "attention" }).collect();
-            whole.insert("layer_types".into(), json!(kinds));
+        let kinds = match family.name {
+            "granitemoehybrid" => Some(["mamba", "attention"]),
+            "lfm2_moe" => Some(["conv", "full_attention"]),
+            _ => None,
+        };
+        if let Some(kinds) = kinds {
+            whole.insert("layer_types".into(), json!([kinds; 6].concat()));
+        }
+        if whole.contains_key("mamba_rms_norm") {
+            whole.insert("mamba_rms_norm".into(), json!(true));
         }
         if whole.contains_key("decoder_sparse_step") {
             whole.insert("mlp_only_layers".into(), json!([1]));
@@ -469,9 +481,16 @@ mod tests {
     }
 
     /// Keys that mean nothing without others, or that only other programs read.
-    const UNREAD: [&str; 6] = [
+    const UNREAD: [&str; 13] = [
+        "linear_a_log_max",
+        "linear_a_log_min",
+        "linear_dt_init_floor",
+        "linear_dt_max",
+        "linear_dt_min",
         "mamba_chunk_size",
+        "mamba_expand",
         "max_window_layers",
+        "num_logits_to_keep",
         "original_max_position_embeddings",
         "pretraining_tp",
         "router_aux_loss_coef",

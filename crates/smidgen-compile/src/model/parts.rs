@@ -47,6 +47,8 @@ pub struct GatedSpec {
     pub is_fused: bool,
     /// Whether gate, up and down have biases.
     pub bias: bool,
+    /// Gate, before its activation, and the output are multiplied by these.
+    pub scales: [f32; 2],
 }
 
 /// The names of a feed-forward's linears below its module: gate and up as one linear, each of them, and down.

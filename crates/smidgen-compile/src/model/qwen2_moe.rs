@@ -42,6 +42,7 @@ pub fn experts_with_shared(
         activation,
         is_fused: false,
         bias: false,
+        scales: [1.0; 2],
     };
     let width = config.required_dimension("moe_intermediate_size")?;
     Ok(ExpertsSpec {

@@ -4,6 +4,7 @@
 //! paths are those below the layer.
 
 use super::parts::LayerLinear;
+use super::tensors::LinearKind;
 use smidgen_ir::{Norm, ScanShape, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +51,8 @@ pub struct ShortConvSpec {
 /// Mamba-2: values, keys and queries are convolved parts of one projection, which also has a gate and the steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MambaSpec {
+    /// Path of the module below the layer.
+    pub module: &'static str,
     pub heads: usize,
     pub head_dim: usize,
     /// Heads of queries and keys, and groups of the norm.
@@ -57,15 +60,29 @@ pub struct MambaSpec {
     pub state: usize,
     pub taps: usize,
     pub conv_bias: bool,
-    pub proj_bias: bool,
+    /// Whether the projections of the input and of the output have biases.
+    pub proj_biases: [bool; 2],
+    /// Gate, values, keys, queries and steps of a projected input are multiplied by these.
+    pub scales: [f32; 5],
     /// The range of steps.
     pub steps: [f32; 2],
+    /// The norm of the output; `None` means that it is gated only.
+    pub norm: Option<MambaNorm>,
+    /// Whether PEFT adapts the projection of the output.
+    pub adapts_output: bool,
+}
+
+/// The norm of Mamba-2's output, group by group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MambaNorm {
     pub norm: Norm,
+    /// Whether the output is gated after the norm, not before it.
+    pub before_gate: bool,
 }
 
 /// The convolution of a mixer: its path, channels, taps, and whether it has a bias.
 struct Convolution {
-    path: &'static str,
+    path: String,
     channels: usize,
     taps: usize,
     bias: bool,
@@ -76,7 +93,6 @@ const CHUNK: usize = 32;
 
 pub const DELTA: &str = "linear_attn";
 pub const SHORT_CONV: &str = "conv";
-pub const MAMBA: &str = "mamba";
 
 /// The paths of a delta rule's projections, by how they are stored: of queries, keys and values, of the gate, of write and
 /// of decay, and of the output.
@@ -169,6 +185,11 @@ impl DeltaSpec {
 }
 
 impl MambaSpec {
+    /// The path of a part below the layer.
+    pub fn path(&self, part: &str) -> String {
+        format!("{}.{part}", self.module)
+    }
+
     /// Channels of values, and of queries or keys.
     pub fn channels(&self) -> [usize; 2] {
         [self.heads * self.head_dim, self.groups * self.state]
@@ -197,11 +218,13 @@ impl RecurrentSpec {
                 LayerLinear::dense("conv.out_proj", hidden, hidden, conv.bias),
             ],
             RecurrentSpec::Mamba(mamba) => {
-                let ([values, keys], bias) = (mamba.channels(), mamba.proj_bias);
+                let ([values, keys], biases) = (mamba.channels(), mamba.proj_biases);
                 let n = 2 * values + 2 * keys + mamba.heads;
+                let output = LayerLinear::dense(mamba.path("out_proj"), hidden, values, biases[1]);
+                let kind = if mamba.adapts_output { output.kind } else { LinearKind::Unadapted };
                 vec![
-                    LayerLinear::dense("mamba.in_proj", n, hidden, bias),
-                    LayerLinear::dense("mamba.out_proj", hidden, values, bias),
+                    LayerLinear::dense(mamba.path("in_proj"), n, hidden, biases[0]),
+                    LayerLinear { kind, ..output },
                 ]
             }
         }
@@ -212,19 +235,20 @@ impl RecurrentSpec {
             RecurrentSpec::Delta(delta) => {
                 let [keys, values] = delta.channels();
                 Convolution {
-                    path: "linear_attn.conv1d",
+                    path: "linear_attn.conv1d".into(),
                     channels: 2 * keys + values,
                     taps: delta.taps,
                     bias: false,
                 }
             }
             RecurrentSpec::ShortConv(conv) => {
-                Convolution { path: "conv.conv", channels: hidden, taps: conv.taps, bias: conv.bias }
+                let path = "conv.conv".into();
+                Convolution { path, channels: hidden, taps: conv.taps, bias: conv.bias }
             }
             RecurrentSpec::Mamba(mamba) => {
                 let [values, keys] = mamba.channels();
-                let channels = values + 2 * keys;
-                Convolution { path: "mamba.conv1d", channels, taps: mamba.taps, bias: mamba.conv_bias }
+                let (path, channels) = (mamba.path("conv1d"), values + 2 * keys);
+                Convolution { path, channels, taps: mamba.taps, bias: mamba.conv_bias }
             }
         }
     }
@@ -243,10 +267,12 @@ impl RecurrentSpec {
             }
             RecurrentSpec::ShortConv(_) => {}
             RecurrentSpec::Mamba(mamba) => {
-                for name in ["mamba.A_log", "mamba.dt_bias", "mamba.D"] {
-                    vector(name, mamba.heads);
+                for name in ["A_log", "dt_bias", "D"] {
+                    vector(&mamba.path(name), mamba.heads);
                 }
-                vector("mamba.norm.weight", mamba.channels()[0]);
+                if mamba.norm.is_some() {
+                    vector(&mamba.path("norm.weight"), mamba.channels()[0]);
+                }
             }
         }
         tensors

@@ -48,6 +48,7 @@ pub fn read_router_at(
         is_corrected: false,
         groups: None,
         renormalizes: config.flag("norm_topk_prob", false)?,
+        added_to_sum: 0.0,
         scale: 1.0,
         has_expert_scales: false,
     }
@@ -78,6 +79,7 @@ pub fn read_sigmoid_router(config: &Config<'_>, keys: &[&'static str]) -> Result
     config.refuse("topk_method", &[json!("noaux_tc")], "noaux_tc")?;
     let router = Router {
         is_corrected: true,
+        added_to_sum: 1e-20,
         groups: read_groups(config, 2)?,
         scale: config.float("routed_scaling_factor")?.unwrap_or(1.0),
         ..read_router_at(config, keys, "num_experts_per_tok", RouterScores::Sigmoid)?
@@ -112,6 +114,7 @@ pub fn read_with_shared(
         activation,
         is_fused: false,
         bias: shared_bias,
+        scales: [1.0; 2],
     };
     Ok(ExpertsSpec {
         shared: (shared > 0).then_some(SharedExpert { gated, gate: None }),

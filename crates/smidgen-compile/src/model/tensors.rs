@@ -20,6 +20,8 @@ pub struct Linear {
 pub enum LinearKind {
     #[default]
     Dense,
+    /// PEFT refuses adapters on it in models of this type.
+    Unadapted,
     /// Scores experts. It is adapted only by name, and never quantized.
     Router,
     /// Holds the matrices of so many experts, one after the other. It is adapted by the name `experts`.
@@ -31,7 +33,7 @@ impl LinearKind {
     pub fn matrices(self) -> usize {
         match self {
             LinearKind::Experts(experts) => experts,
-            LinearKind::Dense | LinearKind::Router => 1,
+            LinearKind::Dense | LinearKind::Unadapted | LinearKind::Router => 1,
         }
     }
 }

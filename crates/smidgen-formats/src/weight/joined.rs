@@ -1,5 +1,5 @@
-//! The matrices of all experts of a layer as one matrix, from a tensor for each expert and projection or from one tensor for
-//! all, which may hold them transposed.
+//! A matrix from several tensors, or from one that holds it transposed: the experts of a layer, with a tensor for each of
+//! them and each projection or with one for all, or the parts of a convolution.
 //!
 //! It is read like any weight: as stored, if the tensors can follow each other in their format, or as f32.
 //! Left out: which tensors belong together (`experts.rs`).
@@ -85,6 +85,18 @@ impl JoinedWeight {
         Ok(JoinedWeight { sources, experts, shape, turned: None })
     }
 
+    /// Tensors one after the other, with rows of one size; `None` if they have not.
+    pub fn of_parts(sources: Vec<Source>) -> Option<JoinedWeight> {
+        let [_, row @ ..] = sources.first()?.weight.shape() else { return None };
+        let rows_of = |source: &Source| match source.weight.shape() {
+            [rows, others @ ..] if others == row && !row.is_empty() => Some(*rows),
+            _ => None,
+        };
+        let rows: usize = sources.iter().map(rows_of).collect::<Option<Vec<usize>>>()?.iter().sum();
+        let shape = [&[rows], row].concat();
+        Some(JoinedWeight { sources, experts: 1, shape, turned: None })
+    }
+
     /// How many experts the tensors have matrices of.
     pub fn experts(&self) -> usize {
         self.experts
@@ -107,7 +119,7 @@ impl JoinedWeight {
         self.shape[1..].iter().product()
     }
 
-    /// Rows of each source.
+    /// Rows of each source, if it holds a matrix of an expert.
     pub fn source_rows(&self) -> usize {
         self.shape[0] / self.sources.len()
     }
@@ -118,8 +130,10 @@ impl JoinedWeight {
         if self.sources.len() == 1 {
             return (name, self.sources[0].weight.shape().to_vec());
         }
-        // A tensor for each expert, and for each of gate and up.
-        let module = name.split_once(".experts.").map_or(name.as_str(), |(module, _)| module);
+        // A tensor for each expert, and for each of gate and up; or the parts of a convolution.
+        let Some((module, _)) = name.split_once(".experts.") else {
+            return (name.replace(".q_conv1d.", ".conv1d."), self.shape.clone());
+        };
         let parameter = if self.sources.len() == self.experts { "down_proj" } else { "gate_up_proj" };
         let module = module.replace(".block_sparse_moe", ".mlp");
         (

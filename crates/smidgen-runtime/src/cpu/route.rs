@@ -9,9 +9,6 @@ use super::chunk::{Chunk, for_each_row_chunk};
 use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
 use smidgen_ir::{Router, RouterGroups, RouterScores};
 
-/// Added to the sum by which sigmoid scores are divided.
-const SMALLEST_SUM: f32 = 1e-20;
-
 /// The weights and the numbers of the chosen experts of each token.
 pub fn route(
     router: &Router,
@@ -136,11 +133,7 @@ fn score(kind: RouterScores, logits: Src<f32>, scores: &mut [f32]) {
 
 /// The sum by which chosen scores are divided; 1 if they are used as they are.
 fn sum_of(router: &Router, chosen: impl Iterator<Item = f32>) -> f32 {
-    match router.scores {
-        _ if !router.renormalizes => 1.0,
-        RouterScores::Softmax => chosen.sum(),
-        RouterScores::Sigmoid => chosen.sum::<f32>() + SMALLEST_SUM,
-    }
+    if router.renormalizes { chosen.sum::<f32>() + router.added_to_sum } else { 1.0 }
 }
 
 /// Rules out the experts of all groups but the best.

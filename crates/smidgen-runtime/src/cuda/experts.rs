@@ -37,6 +37,7 @@ struct Routing {
     kept_groups: i32,
     best: i32,
     renormalizes: i32,
+    added: f32,
     scale: f32,
 }
 
@@ -52,6 +53,7 @@ impl Routing {
             kept_groups,
             best,
             renormalizes: i32::from(router.renormalizes),
+            added: router.added_to_sum,
             scale: router.scale,
         }
     }

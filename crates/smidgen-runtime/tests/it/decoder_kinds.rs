@@ -4,56 +4,133 @@
 //! embeddings for each layer, shared keys and values, heads of two sizes, gated outputs, rotations of other kinds, latent
 //! attention, and routed experts with every router and everything that may be beside them.
 
-use crate::decoder::{ALL_LINEARS, Choice, llama, with_head, without_biases};
+use crate::decoder::{Choice, llama, with_head, without_biases};
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::experts::{BesideExperts, ExpertsSpec, RouterNorm, SharedExpert};
 use smidgen_compile::model::layer::{
-    GatedNames, GatedSpec, KeysAndValues, LatentSpec, LayerNorms, NormForm, NormSpec, NormedChannels,
-    OutputGate, QkNorm, Rotation, TokenInput,
+    BothMixers, GatedNames, GatedSpec, KeysAndValues, LatentSpec, LayerNorms, Mixer, NormForm, NormSpec,
+    NormedChannels, OutputGate, QkNorm, Rotation, TokenInput,
 };
-use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec, PerLayerEmbedding};
+use smidgen_compile::model::recurrent::{
+    DeltaProjections, DeltaSpec, MambaNorm, MambaSpec, RecurrentSpec, ShortConvSpec,
+};
+use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec, LinearKind, PerLayerEmbedding};
 use smidgen_ir::{
     Activation, Norm, PositionScale, RopeScaling, RopeSpec, Router, RouterGroups, RouterScores,
 };
 
 const NORM: Norm = Norm { eps: 1e-5, plus_one: false };
 const RMS: NormForm = NormForm::Rms(NORM);
-/// Linears of a model with embeddings for each layer.
-const WITH_TOKENS: &[&str] =
-    &["_proj", "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"];
-
-/// Linears of latent attention too.
-const WITH_LATENTS: &[&str] = &["_proj", "_proj_with_mqa"];
+/// Endings of every linear but the head.
+const EVERY: &[&str] = &[
+    "_proj",
+    "_gate",
+    "_projection",
+    "_proj_qkv",
+    "_proj_qkvz",
+    "_proj_z",
+    "_proj_ba",
+    "_proj_b",
+    "_proj_a",
+    "_proj_with_mqa",
+];
 
 /// A choice for each kind, with adapters on every linear but the head.
 pub fn kinds() -> Vec<Choice> {
-    let choice = |name, spec| Choice { name, spec, ..Choice::lora() };
+    let choice = |name, spec| Choice { name, spec, adapted: EVERY, ..Choice::lora() };
     vec![
         choice("parallel blocks", parallel()),
         choice("norms after blocks", norms_after()),
-        Choice { adapted: WITH_TOKENS, ..choice("embeddings of layers", embeddings_of_layers()) },
+        choice("embeddings of layers", embeddings_of_layers()),
         choice("heads of two sizes", heads_of_two_sizes()),
         choice("gated outputs", gated()),
         choice("half of each head, interleaved", interleaved()),
         choice("scaled positions", scaled_positions()),
         choice("dynamic", dynamic()),
-        Choice { adapted: WITH_LATENTS, ..choice("latent attention", latent()) },
+        choice("latent attention", latent()),
         choice("experts, shared", experts_with_shared()),
         choice("experts of groups", experts_of_groups()),
         choice("experts with biases and sinks", experts_with_biases()),
         choice("experts beside", experts_beside()),
         choice("weighed inputs of experts", weighed_inputs()),
+        choice("delta rule", delta_rule(DeltaProjections::Parts)),
+        choice("delta rule by key heads", delta_rule(DeltaProjections::KeyHeads)),
+        choice("delta rule, separate", delta_rule(DeltaProjections::Separate)),
+        choice(
+            "short convolutions",
+            first_layer(RecurrentSpec::ShortConv(ShortConvSpec { taps: 3, bias: true })),
+        ),
+        choice("mamba", first_layer(RecurrentSpec::Mamba(mamba()))),
+        choice("attention and mamba", both()),
     ]
 }
 
 /// The number of adapters of a choice.
 pub fn adapters(choice: &Choice) -> usize {
-    assert!([ALL_LINEARS, WITH_TOKENS, WITH_LATENTS].contains(&choice.adapted));
-    choice.request().adapters.len()
+    let adapters = choice.request().adapters.len();
+    let linears = choice.spec.all_linears().into_iter().filter(|linear| linear.kind != LinearKind::Router);
+    assert_eq!(adapters + 1, linears.count(), "{}: every linear but the head and routers", choice.name);
+    adapters
 }
 
 fn plain() -> DecoderSpec {
     without_biases(llama())
+}
+
+/// A recurrent mixer in the first layer.
+fn first_layer(mixer: RecurrentSpec) -> DecoderSpec {
+    plain().with_layers(|index, layer| {
+        if index == 0 {
+            layer.mixer = Mixer::Recurrent(mixer.clone());
+        }
+    })
+}
+
+/// The other layer has attention whose gate is in the projection of queries.
+fn delta_rule(projections: DeltaProjections) -> DecoderSpec {
+    let delta = DeltaSpec {
+        heads: 4,
+        key_heads: 2,
+        key_dim: 6,
+        value_dim: 5,
+        taps: 3,
+        projections,
+        write: 1.0,
+        norm: NORM,
+    };
+    first_layer(RecurrentSpec::Delta(delta))
+        .with_attention(|_, attention| attention.gate = OutputGate::OfQueries)
+}
+
+fn mamba() -> MambaSpec {
+    MambaSpec {
+        module: "mamba",
+        heads: 4,
+        head_dim: 5,
+        groups: 2,
+        state: 6,
+        taps: 4,
+        conv_bias: true,
+        proj_biases: [false; 2],
+        scales: [1.0; 5],
+        steps: [0.0, f32::INFINITY],
+        norm: Some(MambaNorm { norm: NORM, before_gate: false }),
+        adapts_output: true,
+    }
+}
+
+/// Both mixers in each layer, everything multiplied, and the second layer's Mamba normed before its gate.
+fn both() -> DecoderSpec {
+    let spec = plain().with_gated(|gated| gated.scales = [0.7, 1.4]);
+    spec.with_layers(|index, layer| {
+        let norm = (index == 1).then_some(MambaNorm { norm: NORM, before_gate: true });
+        let scales = [0.9, 1.2, 0.8, 1.1, 0.6];
+        let mamba = MambaSpec { groups: 1 + index, norm, scales, proj_biases: [false, true], ..mamba() };
+        let attention = layer.attention().expect("Llama's layers have attention").clone();
+        let recurrent = RecurrentSpec::Mamba(mamba);
+        let both = BothMixers { attention, recurrent, inputs: [0.8, 1.3], outputs: [1.2, 0.7] };
+        layer.mixer = Mixer::Both(Box::new(both));
+    })
 }
 
 /// Layer norms that attention and feed-forward share; only the layer with a window is rotated, by neighbouring channels.
@@ -189,6 +266,7 @@ const SOFTMAX: Router = Router {
     is_corrected: false,
     groups: None,
     renormalizes: false,
+    added_to_sum: 0.0,
     scale: 1.0,
     has_expert_scales: false,
 };
@@ -201,6 +279,7 @@ fn shared(gate: Option<&'static str>) -> Option<SharedExpert> {
         activation: Activation::Silu,
         is_fused: false,
         bias: false,
+        scales: [1.0; 2],
     };
     Some(SharedExpert { gated, gate })
 }
@@ -222,6 +301,7 @@ fn experts_of_groups() -> DecoderSpec {
         is_corrected: true,
         groups: Some(RouterGroups { count: 3, chosen: 2, best: 2 }),
         renormalizes: true,
+        added_to_sum: 0.01,
         scale: 1.5,
         ..SOFTMAX
     };

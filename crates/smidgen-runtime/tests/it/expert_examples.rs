@@ -19,6 +19,7 @@ const SOFTMAX: Router = Router {
     is_corrected: false,
     groups: None,
     renormalizes: false,
+    added_to_sum: 0.0,
     scale: 1.0,
     has_expert_scales: false,
 };
@@ -31,6 +32,7 @@ pub fn examples() -> Vec<Example> {
         is_corrected: true,
         groups: Some(RouterGroups { count: 3, chosen: 2, best: 2 }),
         renormalizes: true,
+        added_to_sum: 0.25,
         ..sigmoid
     };
     vec![

@@ -39,6 +39,7 @@ mod numbers;
 mod objective_examples;
 mod offload_changes_nothing;
 mod optimizer8_fixtures;
+mod packing_changes_rounding;
 mod quant_fixtures;
 mod ranks;
 mod recompute_changes_nothing;

@@ -37,7 +37,9 @@ fn difference_of_layers(
     (spec, layer): (&DecoderSpec, &LayerSpec),
     (read, as_read): (&DecoderSpec, &LayerSpec),
 ) -> Option<String> {
-    let (one, other_one) = (layer.attention()?, as_read.attention()?);
+    let (Mixer::Attention(one), Mixer::Attention(other_one)) = (&layer.mixer, &as_read.mixer) else {
+        return other("mixer", layer == as_read);
+    };
     let window = |attention: &AttentionSpec| attention.window.map(|window| window as f32);
     let heads = |attention: &AttentionSpec| (attention.heads, attention.kv_heads, attention.head_dim);
     let like = AttentionSpec { scale: other_one.scale, rope: other_one.rope, ..one.clone() };

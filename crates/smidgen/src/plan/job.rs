@@ -462,6 +462,7 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
             .hint("set `adapter.dropout = 0`, or leave the experts out of `adapter.targets`"));
         }
     }
+    let linears = spec.linears();
     let trains_bias = |linear: &Linear| {
         let is_trained = match adapter.bias {
             Bias::None => false,
@@ -470,18 +471,26 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
         };
         is_trained && linear.bias && matches!(linear.kind, LinearKind::Experts(_))
     };
-    if let Some(linear) = spec.linears().into_iter().find(trains_bias) {
+    if let Some(linear) = linears.iter().find(|linear| trains_bias(linear)) {
         return Err(Failure::recipe(format!(
             "`adapter.bias` cannot train the biases of the experts of `{}`",
             linear.path
         ))
         .hint("set `adapter.bias = \"none\"`: no adapter file has a place for them"));
     }
-    let is_router = |path: &&String| {
-        let mut linears = spec.linears().into_iter();
-        linears.any(|linear| linear.path == **path && linear.kind == LinearKind::Router)
+    let named = |kind: LinearKind| {
+        let is_named =
+            |path: &&String| linears.iter().any(|linear| linear.path == **path && linear.kind == kind);
+        paths.iter().find(is_named)
     };
-    if let Some(path) = paths.iter().find(is_router) {
+    if let Some(path) = named(LinearKind::Unadapted) {
+        let model_type = &spec.model_type;
+        return Err(Failure::recipe(format!(
+            "an adapter on `{path}` is not supported: PEFT refuses it for models of type `{model_type}`"
+        ))
+        .hint("leave it out of `adapter.targets`, or train it next to the adapter with `adapter.train`"));
+    }
+    if let Some(path) = named(LinearKind::Router) {
         return Err(Failure::recipe(format!("an adapter on the router `{path}` is not supported")).hint(
             "leave it out of `adapter.targets`, or train it next to the adapter with `adapter.train`",
         ));

@@ -153,7 +153,7 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
 fn matrices_of_experts(spec: &DecoderSpec) -> HashMap<String, usize> {
     let of_linear = |linear: Linear| match linear.kind {
         LinearKind::Experts(count) => Some((linear.path, count)),
-        LinearKind::Dense | LinearKind::Router => None,
+        LinearKind::Dense | LinearKind::Router | LinearKind::Unadapted => None,
     };
     let linears = spec.linears().into_iter().filter_map(of_linear);
     linears

@@ -31,7 +31,7 @@ macro_rules! config {
 
 /// The models of the recipes in `recipes/`, which tests plan with the same files; all others are in `shapes.json`.
 #[rustfmt::skip]
-const OF_RECIPES: [(&str, &[&str], &str); 16] = [
+const OF_RECIPES: [(&str, &[&str], &str); 19] = [
     ("qwen2.5-7b", &["hf:Qwen/Qwen2.5-7B-Instruct", "hf:Qwen/Qwen2.5-7B", "hf:Qwen/Qwen2.5-Coder-7B-Instruct"], config!("qwen2.5-7b-instruct")),
     ("qwen2.5-1.5b", &["hf:Qwen/Qwen2.5-1.5B-Instruct", "hf:Qwen/Qwen2.5-1.5B", "hf:Qwen/Qwen2.5-Coder-1.5B-Instruct"], config!("qwen2.5-1.5b-instruct")),
     ("qwen2.5-0.5b", &["hf:Qwen/Qwen2.5-0.5B-Instruct", "hf:Qwen/Qwen2.5-0.5B"], config!("qwen2.5-0.5b-instruct")),
@@ -46,6 +46,9 @@ const OF_RECIPES: [(&str, &[&str], &str); 16] = [
     ("gemma4-e4b", &["hf:google/gemma-4-E4B-it"], config!("gemma-4-e4b-it")),
     ("muse-glimmer-30b", &["hf:meta-models/Muse-Glimmer-30B"], config!("muse-glimmer-30b")),
     ("qwen3-30b-a3b", &["hf:Qwen/Qwen3-30B-A3B"], config!("qwen3-30b-a3b")),
+    ("qwen3.5-4b", &["hf:Qwen/Qwen3.5-4B", "hf:Qwen/Qwen3.5-4B-Base"], config!("qwen3.5-4b")),
+    ("qwen3.5-9b", &["hf:Qwen/Qwen3.5-9B", "hf:Qwen/Qwen3.5-9B-Base"], config!("qwen3.5-9b")),
+    ("qwen3.5-27b", &["hf:Qwen/Qwen3.5-27B"], config!("qwen3.5-27b")),
     ("gpt-oss-20b", &["hf:openai/gpt-oss-20b"], config!("gpt-oss-20b")),
     ("gemma4-26b-a4b", &["hf:google/gemma-4-26B-A4B-it"], config!("gemma-4-26b-a4b-it")),
 ];

@@ -70,7 +70,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "CUDA launchers",
-        most_lines: 5_205,
+        most_lines: 5_207,
         paths: &[
             "smidgen-runtime/src/cuda/act.rs",
             "smidgen-runtime/src/cuda/attention.rs",
@@ -161,7 +161,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "all crates",
-        most_lines: 100_300,
+        most_lines: 100_600,
         paths: &[""],
         why: "what users have is the sum of the rooms; mixtures of experts with their merges, recurrent layers and objectives came in 0.17",
     },
