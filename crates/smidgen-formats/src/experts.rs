@@ -135,18 +135,20 @@ impl ExpertWeights {
                     self.parts.insert(in_file);
                 }
             }
-            let joined = match problem {
-                Some(problem) => Err(problem),
-                None if self.weights.contains_key(&name) => {
-                    Err(format!("`{name}` is there twice: as one tensor and as a tensor for each expert"))
-                }
-                None => JoinedWeight::of_matrices(sources, count).map_err(|Source { name, weight }| {
-                    format!("`{name}` is {:?}, and other experts have another shape", weight.shape())
-                }),
+            let twice = || {
+                let is_there = self.weights.contains_key(&name);
+                is_there.then(|| {
+                    format!("`{name}` is there twice: as one tensor and as a tensor for each expert")
+                })
             };
-            match joined {
-                Ok(weight) => drop(self.weights.insert(name, weight)),
-                Err(problem) => {
+            let other = || {
+                let Source { name, weight } = JoinedWeight::other_shape(&sources)?;
+                Some(format!("`{name}` is {:?}, and other experts have another shape", weight.shape()))
+            };
+            let problem = problem.or_else(twice).or_else(other);
+            match problem {
+                None => drop(self.weights.insert(name, JoinedWeight::of_matrices(sources, count))),
+                Some(problem) => {
                     self.weights.remove(&name);
                     self.problems.insert(name, problem);
                 }

@@ -85,10 +85,11 @@ fn kind_in_experts(experts: &ExpertsSpec, path: &str) -> Option<WeightKind> {
         let gate = shared.gate.is_some_and(|gate| is_below(path, gate));
         gate || is_below(path, shared.gated.module)
     });
-    match () {
-        () if is_below(path, names.experts) => Some(WeightKind::Experts),
-        () if of_norm || of_router.iter().any(|own| is_below(path, own)) => Some(WeightKind::Routers),
-        () if of_shared => Some(WeightKind::SharedExperts),
-        () => None,
+    if is_below(path, names.experts) {
+        Some(WeightKind::Experts)
+    } else if of_norm || of_router.iter().any(|own| is_below(path, own)) {
+        Some(WeightKind::Routers)
+    } else {
+        of_shared.then_some(WeightKind::SharedExperts)
     }
 }

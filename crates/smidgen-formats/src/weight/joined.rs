@@ -71,18 +71,17 @@ impl JoinedWeight {
         JoinedWeight { sources: vec![source], experts, shape, turned }
     }
 
+    /// The first source that is no matrix of the shape of the others.
+    pub fn other_shape(sources: &[Source]) -> Option<&Source> {
+        let first = sources.first()?.weight.shape();
+        sources.iter().find(|source| source.weight.shape() != first || first.len() != 2)
+    }
+
     /// Matrices one after the other, all of one shape.
-    ///
-    /// # Errors
-    /// The first source that has another shape.
-    pub fn of_matrices(sources: Vec<Source>, experts: usize) -> Result<JoinedWeight, Source> {
-        let first = sources[0].weight.shape().to_vec();
-        let is_other = |source: &&Source| source.weight.shape() != first || first.len() != 2;
-        if let Some(other) = sources.iter().find(is_other) {
-            return Err(other.clone());
-        }
-        let shape = vec![sources.len() * first[0], first[1]];
-        Ok(JoinedWeight { sources, experts, shape, turned: None })
+    pub fn of_matrices(sources: Vec<Source>, experts: usize) -> JoinedWeight {
+        let [rows, columns] = *sources[0].weight.shape() else { unreachable!("sources are matrices") };
+        let shape = vec![sources.len() * rows, columns];
+        JoinedWeight { sources, experts, shape, turned: None }
     }
 
     /// Tensors one after the other, with rows of one size; `None` if they have not.

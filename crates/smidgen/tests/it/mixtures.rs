@@ -318,17 +318,16 @@ fn gpt_oss_in_mxfp4() -> Scratch {
             (other, _) => other as usize,
         };
         let shape: Vec<usize> = tensor["shape"].as_array().unwrap().iter().map(resized).collect();
-        if let Some(parameter) = ["gate_up_proj", "down_proj"].into_iter().find(|end| name.ends_with(end)) {
-            if name.contains("experts") {
-                let (rows, columns) =
-                    if parameter == "down_proj" { (hidden, width) } else { (2 * width, hidden) };
-                let blocks = [experts, rows, columns / 32, 16];
-                let codes = (0..blocks.iter().product()).map(|_| (next() * 256.0) as u8).collect();
-                let scales = (0..experts * rows * columns / 32).map(|_| 122 + (next() * 3.0) as u8).collect();
-                add(&format!("{name}_blocks"), "U8", &blocks, codes);
-                add(&format!("{name}_scales"), "U8", &blocks[..3], scales);
-                continue;
-            }
+        let parameter = ["gate_up_proj", "down_proj"].into_iter().find(|end| name.ends_with(end));
+        if let Some(parameter) = parameter.filter(|_| name.contains("experts")) {
+            let (rows, columns) =
+                if parameter == "down_proj" { (hidden, width) } else { (2 * width, hidden) };
+            let blocks = [experts, rows, columns / 32, 16];
+            let codes = (0..blocks.iter().product()).map(|_| (next() * 256.0) as u8).collect();
+            let scales = (0..experts * rows * columns / 32).map(|_| 122 + (next() * 3.0) as u8).collect();
+            add(&format!("{name}_blocks"), "U8", &blocks, codes);
+            add(&format!("{name}_scales"), "U8", &blocks[..3], scales);
+            continue;
         }
         let middle = if name.contains("norm") { 1.0 } else { 0.0 };
         let count = shape.iter().product::<usize>();
