@@ -6,7 +6,7 @@
 use super::audio::AUDIO;
 use super::experts::ExpertsSpec;
 use super::layer::TOKEN_GATE;
-use super::recurrent::{DELTA, MAMBA, SHORT_CONV};
+use super::recurrent::{DELTA, RecurrentSpec, SHORT_CONV};
 use super::spec::{
     DecoderSpec, EMBEDDING, HEAD, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION, UNTIED_HEAD,
 };
@@ -61,10 +61,15 @@ impl DecoderSpec {
             };
         };
         let module = path.strip_suffix(".weight").unwrap_or(path);
-        let of_recurrent = [DELTA, SHORT_CONV, MAMBA].iter().any(|own| is_below(path, own));
+        let of_recurrent = match layer.recurrent() {
+            Some(RecurrentSpec::Delta(_)) => is_below(path, DELTA),
+            Some(RecurrentSpec::ShortConv(_)) => is_below(path, SHORT_CONV),
+            Some(RecurrentSpec::Mamba(mamba)) => is_below(path, mamba.module),
+            None => false,
+        };
         match layer.experts().and_then(|experts| kind_in_experts(experts, path)) {
             Some(kind) => kind,
-            None if of_recurrent && layer.recurrent().is_some() => WeightKind::Recurrent,
+            None if of_recurrent => WeightKind::Recurrent,
             None if module.ends_with("norm") || module.ends_with("layer_scalar") => WeightKind::Norms,
             None if path.starts_with("self_attn.") => WeightKind::Attention,
             None if path.starts_with(TOKEN_GATE) || path.starts_with("per_layer_") => WeightKind::Embeddings,
