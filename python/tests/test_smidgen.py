@@ -198,6 +198,40 @@ class Runs(InAFolder):
             smidgen.train(**self.recipe, data=ROWS)
 
 
+class Rewards(InAFolder):
+    def setUp(self):
+        super().setUp()
+        self.recipe["train"] = {
+            "objective": "grpo", "batch": 2, "steps": 2, "num_generations": 2, "max_completion_length": 4, "lr": 1e-3,
+        }
+        self.prompts = [{"prompt": f"{number} and one is ", "answer": str(number + 1)} for number in range(4)]
+
+    def test_functions_score_answers(self):
+        seen = []
+
+        def longer_is_better(answer):
+            seen.append(answer)
+            return len(answer["completion"]) / 10
+
+        run = smidgen.train(**self.recipe, data=self.prompts, output="run", rewards=[longer_is_better], quiet=True)
+        self.assertEqual(len(seen), 8)
+        self.assertIn(seen[0]["row"]["answer"], "1234")
+        rewards = [json.loads(line)["reward"] for line in (run.folder / "rollouts.jsonl").read_text().splitlines()]
+        self.assertEqual(rewards, [len(answer["completion"]) / 10 for answer in seen])
+
+    def test_what_a_function_raises_arrives(self):
+        class Mine(Exception):
+            pass
+
+        def fail(answer):
+            raise Mine
+
+        with self.assertRaises(Mine):
+            smidgen.train(**self.recipe, data=self.prompts, output="run", rewards=[fail], quiet=True)
+        run = smidgen.resume("run", rewards=[lambda answer: len(answer["completion"])], quiet=True)
+        self.assertEqual(run.steps, 2)
+
+
 class Notebooks(InAFolder):
     def test_every_notebook_of_the_examples_runs(self):
         notebooks = sorted((ROOT / "examples").glob("*.ipynb"))
