@@ -67,6 +67,7 @@ replays! {
     gguf_gemma2 = "gguf-gemma2",
     gguf_gemma3 = "gguf-gemma3",
     gguf_kquants = "gguf-kquants",
+    gguf_lfm2 = "gguf-lfm2",
     gguf_llama = "gguf-llama",
     gguf_llama3_rope = "gguf-llama3-rope",
     gguf_phi3 = "gguf-phi3",
