@@ -13,10 +13,11 @@ import tempfile
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, TextIO
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, TextIO
 
 from ._program import command_line, error, json_output
 from ._recipes import PathLike, overrides_of, recipe_text, sections_of, with_rows_in_files
+from ._rewards import Reward, RewardServer
 
 #: A row of `metrics.jsonl`: `step`, `loss`, `grad_norm`, `lr`, `tokens_per_s`, ...
 Row = Dict[str, Any]
@@ -164,6 +165,7 @@ def train(
     /,
     *,
     on_step: Optional[Callable[[Row], Optional[bool]]] = None,
+    rewards: Sequence[Reward] = (),
     resume: bool = False,
     accept_changes: bool = False,
     ranks: int = 1,
@@ -174,10 +176,17 @@ def train(
 
     `on_step` is called with the row of each step; if it returns False, the run ends the step that it is at, saves its state
     and stops. Ctrl-C does the same. `data` may be rows in memory, a list of mappings or a `datasets.Dataset`: they are kept beside the folder of the
-    run, so that it can be resumed.
+    run, so that it can be resumed. `rewards` are functions for `objective = "grpo"`: each is called with an answer, and
+    returns a number.
     """
     flags = ["--resume"] * resume + ["--accept-changes"] * accept_changes
     with ExitStack() as stack:
+        server = stack.enter_context(RewardServer(rewards)) if rewards else None
+        if server is not None:
+            if recipe is not None:
+                raise TypeError("`rewards` go with keyword arguments; a recipe's file names its reward commands")
+            own = dict(sections.get("train") or {})
+            sections["train"] = {**own, "reward": [*own.get("reward", []), *server.tables()]}
         asked = _Recipe(recipe, sections, None)
         if ranks != 1:
             flags += ["--ranks", str(ranks)]
@@ -189,7 +198,7 @@ def train(
                 file.write(asked.text)
                 file.flush()
                 asked.name, asked.text = file.name, None
-        return _follow(["train", *asked.arguments(), *flags], asked.text, on_step, quiet)
+        return _follow(["train", *asked.arguments(), *flags], asked.text, on_step, quiet, server)
 
 
 def resume(
@@ -197,12 +206,15 @@ def resume(
     /,
     *,
     on_step: Optional[Callable[[Row], Optional[bool]]] = None,
+    rewards: Sequence[Reward] = (),
     accept_changes: bool = False,
     quiet: bool = False,
 ) -> Run:
-    """Continues the run in a folder from its last checkpoint."""
+    """Continues the run in a folder from its last checkpoint. Reward functions are given again."""
     flags = ["--accept-changes"] * accept_changes
-    return _follow(["resume", os.fspath(folder), *flags], None, on_step, quiet)
+    with ExitStack() as stack:
+        server = stack.enter_context(RewardServer(rewards)) if rewards else None
+        return _follow(["resume", os.fspath(folder), *flags], None, on_step, quiet, server)
 
 
 def report(folder: PathLike, /) -> Run:
@@ -211,7 +223,8 @@ def report(folder: PathLike, /) -> Run:
 
 
 def _follow(
-    arguments: List[str], stdin: Optional[str], on_step: Optional[Callable[[Row], Optional[bool]]], quiet: bool
+    arguments: List[str], stdin: Optional[str], on_step: Optional[Callable[[Row], Optional[bool]]], quiet: bool,
+    server: Optional[RewardServer],
 ) -> Run:
     """Runs the program until it ends, with a call per step."""
     # In a session of its own: Ctrl-C reaches this process alone, which passes it on once.
@@ -219,6 +232,7 @@ def _follow(
         command_line([*arguments, "--json", "--rows", *(["--quiet"] if quiet else [])]),
         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace", start_new_session=True,
+        env={**os.environ, **(server.environment() if server is not None else {})},
     )
     assert process.stdout is not None and process.stderr is not None
     said: "collections.deque[str]" = collections.deque(maxlen=200)
@@ -255,6 +269,8 @@ def _follow(
         process.stderr.close()
     if raised is not None:
         raise raised
+    if code != 0 and server is not None and server.raised is not None:
+        raise server.raised
     if code != 0:
         raise error("".join(said), code)
     found = json.loads("".join(printed))

@@ -61,10 +61,10 @@ def tiny_model(folder: Path) -> Path:
 
 class InAFolder(unittest.TestCase):
     def setUp(self):
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
+        self.folder = Path(tempfile.mkdtemp()).resolve()
+        # A run that ends by itself may still write.
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.addCleanup(os.chdir, os.getcwd())
-        self.folder = Path(scratch.name).resolve()
         os.chdir(self.folder)
         self.recipe = dict(
             model=tiny_model(self.folder), adapter={"rank": 4}, train={"batch": 4, "steps": 4, "lr": 1e-2}, memory=MEMORY,
@@ -196,6 +196,40 @@ class Runs(InAFolder):
             smidgen.train(**self.recipe, data=[{"neither": "nor"}], output="run", quiet=True)
         with self.assertRaises(TypeError):
             smidgen.train(**self.recipe, data=ROWS)
+
+
+class Rewards(InAFolder):
+    def setUp(self):
+        super().setUp()
+        self.recipe["train"] = {
+            "objective": "grpo", "batch": 2, "steps": 2, "num_generations": 2, "max_completion_length": 4, "lr": 1e-3,
+        }
+        self.prompts = [{"prompt": f"{number} and one is ", "answer": str(number + 1)} for number in range(4)]
+
+    def test_functions_score_answers(self):
+        seen = []
+
+        def longer_is_better(answer):
+            seen.append(answer)
+            return len(answer["completion"])
+
+        run = smidgen.train(**self.recipe, data=self.prompts, output="run", rewards=[longer_is_better], quiet=True)
+        self.assertEqual(len(seen), 8)
+        self.assertIn(seen[0]["row"]["answer"], "1234")
+        rewards = [json.loads(line)["reward"] for line in (run.folder / "rollouts.jsonl").read_text().splitlines()]
+        self.assertEqual(rewards, [len(answer["completion"]) for answer in seen])
+
+    def test_what_a_function_raises_arrives(self):
+        class Mine(Exception):
+            pass
+
+        def fail(answer):
+            raise Mine
+
+        with self.assertRaises(Mine):
+            smidgen.train(**self.recipe, data=self.prompts, output="run", rewards=[fail], quiet=True)
+        run = smidgen.resume("run", rewards=[lambda answer: len(answer["completion"])], quiet=True)
+        self.assertEqual(run.steps, 2)
 
 
 class Notebooks(InAFolder):

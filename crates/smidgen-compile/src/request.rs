@@ -6,7 +6,10 @@
 use crate::adapter::LoraModule;
 use crate::model::audio::{AudioInput, AudioSpec};
 use crate::model::spec::{DecoderSpec, EMBEDDING};
-use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Objective, Pins, Precision, Rank, Storage, Workload};
+use crate::names::input;
+use smidgen_ir::{
+    AdamW, DType, DeviceKind, Extent, Objective, Pins, Plan, Precision, Rank, Storage, Workload,
+};
 use std::collections::{BTreeSet, HashMap};
 
 /// The math of a run, and the sizes that it is compiled for.
@@ -85,6 +88,24 @@ pub struct DecodeShape {
 }
 
 impl DecodeShape {
+    /// Prompts are read in runs of at least this many tokens.
+    const FEWEST_NEW_TOKENS: usize = 64;
+
+    /// The sizes of generation in a plan that also trains, which were those of [`DecodeShape::of_equal_slots`].
+    pub fn planned(plan: &Plan) -> Option<DecodeShape> {
+        let table = &plan.value(plan.leaf_named(input::CACHE_TABLE)?).ty;
+        let (slots, positions) = table.shape.at(&Extent::default());
+        let new_tokens = plan.decode_extent?.tokens;
+        Some(DecodeShape { slots, positions, cache_rows: slots * positions, new_tokens })
+    }
+
+    /// Every slot has room for a whole sequence.
+    pub fn of_equal_slots(slots: usize, positions: usize) -> DecodeShape {
+        let cache_rows = slots * positions;
+        let new_tokens = slots.max(Self::FEWEST_NEW_TOKENS.min(cache_rows));
+        DecodeShape { slots, positions, cache_rows, new_tokens }
+    }
+
     /// The largest run.
     pub fn extent(&self) -> Extent {
         Extent { tokens: self.new_tokens, rows: self.slots.min(self.new_tokens), segments: 0, audio: 0 }

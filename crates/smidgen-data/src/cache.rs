@@ -16,7 +16,7 @@ use smidgen_formats::folder_files::is_tokenizer_file;
 use smidgen_formats::model::Model;
 
 /// Must change whenever the same input would give different tokens or a different file.
-const VERSION: &str = "smidgen tokenized data 4";
+const VERSION: &str = "smidgen tokenized data 5";
 
 /// Hashes what determines a set.
 pub struct CacheKey {

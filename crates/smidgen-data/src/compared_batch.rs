@@ -39,12 +39,12 @@ impl Packing {
 
 impl MicroBatch {
     /// Replaces the contents with prompts and completions of different samples: of each pair, the prompt of the first and
-    /// the completion of the second.
+    /// the completion of the second. Longer ones are cut at `max_tokens`, whatever the plan has room for.
     pub fn fill_mismatched(
         &mut self,
         set: &TokenSet,
         pairs: &[(u32, u32)],
-        most_tokens: usize,
+        max_tokens: usize,
     ) -> Result<(), ReadSampleError> {
         self.fill(set, [])?;
         let mut completion = Vec::new();
@@ -56,7 +56,7 @@ impl MicroBatch {
             completion.clear();
             set.read(other as usize, &mut completion, |_, _| {})?;
             self.ids.extend_from_slice(&completion[completion.len() - answer_tokens..]);
-            self.ids.truncate(first + most_tokens);
+            self.ids.truncate(first + max_tokens);
             for position in first + prompt_tokens..self.ids.len() {
                 self.rows.push(position as i32 - 1);
                 self.labels.push(self.ids[position]);

@@ -94,7 +94,7 @@ impl Group {
     /// Whether an objective can be trained on it.
     pub fn suits(&self, needed: RowsNeeded) -> bool {
         match needed {
-            RowsNeeded::Samples => false,
+            RowsNeeded::Samples | RowsNeeded::Prompts => false,
             RowsNeeded::Pairs { .. } => self.kind == GroupKind::Pair,
             RowsNeeded::Labels => self.kind == GroupKind::Labelled,
             RowsNeeded::Answers { .. } => self.kind == GroupKind::Rewarded,

@@ -208,7 +208,7 @@ pub fn example_of(format: RowFormat, place: RowPlace<'_>, row: Json) -> Result<E
 }
 
 /// Refuses a row whose text is about images in a column of their own: without them it would teach to guess.
-fn refuse_images(row: &Fields<'_>) -> Result<(), FormatError> {
+pub(crate) fn refuse_images(row: &Fields<'_>) -> Result<(), FormatError> {
     let is_filled = |value: &Json| match value {
         Json::Null => false,
         Json::String(text) => !text.trim().is_empty(),
@@ -266,8 +266,8 @@ fn recognize_file(
     columns: &Columns,
     on_bad_row: OnBadRow,
 ) -> Result<Option<Recognized>, FormatError> {
-    if matches!(source, RowSource::Files(_)) && file_kind(file)? == FileKind::Text {
-        let reason = "text: a `.txt` file has one sample per line".to_owned();
+    if matches!(source, RowSource::Files(_)) && file_kind(file)? == FileKind::Document {
+        let reason = "text: a `.txt` or `.md` file is a document".to_owned();
         return Ok(Some(Recognized { format: RowFormat::Text, reason }));
     }
     let mut first_error = None;

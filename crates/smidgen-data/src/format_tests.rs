@@ -113,7 +113,7 @@ fn formats_are_recognized_by_their_fields() {
     ] {
         assert_eq!(files.reason("a.jsonl", row), reason);
     }
-    assert_eq!(files.reason("a.txt", "words"), "text: a `.txt` file has one sample per line");
+    assert_eq!(files.reason("a.txt", "words"), "text: a `.txt` or `.md` file is a document");
     assert_eq!(files.reason("a.csv", "text,id\na,b\n"), "text: rows have `text`");
     let unknown = |name: &str, text: &str| {
         recognize(&[files.write(name, text)], DataFormat::Auto, &[], OnBadRow::Error)
@@ -531,7 +531,7 @@ fn a_parquet_file_of_another_schema_is_reported_with_its_columns() {
 #[test]
 fn the_callers_error_ends_the_reading() {
     let files = Files::new();
-    let path = files.write("a.txt", "one\ntwo\nthree\n");
+    let path = files.write("a.jsonl", &"{\"text\": \"one\"}\n".repeat(3));
     let mut seen = 0;
     let files = [path];
     let reading = RowReading { source: (&files).into(), format: RowFormat::Text, columns: &[], limit: 0 };
@@ -609,7 +609,7 @@ fn a_column_that_no_row_has_is_named_after_all_rows() {
 #[test]
 fn a_limit_is_of_all_files_together() {
     let files = Files::new();
-    let paths = [files.write("a.txt", "one\ntwo\n"), files.write("b.txt", "three\nfour\n")];
+    let paths = ["a.jsonl", "b.jsonl"].map(|name| files.write(name, &"{\"text\": \"a\"}\n".repeat(2)));
     let read = |limit| {
         let reading = RowReading { source: (&paths).into(), format: RowFormat::Text, columns: &[], limit };
         files.examples_of(reading).unwrap().len()

@@ -49,6 +49,15 @@ pub struct EncodedSample {
     pub is_templated: bool,
 }
 
+impl EncodedSample {
+    /// A sequence that is tokens already; supervised from `first` on.
+    pub fn of_tokens(ids: Vec<i64>, first: usize) -> EncodedSample {
+        let spans = std::iter::once(first..ids.len()).collect();
+        let turn_end = TurnEnd::Missing;
+        EncodedSample { ids, spans, prompt_differs: false, turn_end, bos_doubled: false, is_templated: false }
+    }
+}
+
 /// Turns rows into tokens; shared by threads.
 #[derive(Debug)]
 pub struct RowEncoder<'a> {

@@ -12,7 +12,6 @@ use smidgen_ir::words::{DataFormat, LossOn, OnBadRow, Overflow};
 use crate::bad_rows::BadRows;
 use crate::cache::{CacheKey, cache_file};
 use crate::clip_row::AudioOptions;
-use crate::documents::hint_about_documents;
 use crate::format::{Recognized, RowFormat, RowReading, recognize};
 use crate::mask::RowEncoder;
 pub use crate::prepare_error::PrepareError;
@@ -224,9 +223,6 @@ fn fill(
         Err(error) => return Err(bad.error_with_bad_rows(error, options.on_bad_row)),
     };
     warnings.extend(bad.finish(options.on_bad_row)?);
-    if let (RowFormat::Text, RowSource::Files(files)) = (reading.format, reading.source) {
-        warnings.extend(hint_about_documents(files));
-    }
     Ok(Filled { template, warnings, is_empty: builder.stats().rows.kept == before.kept })
 }
 

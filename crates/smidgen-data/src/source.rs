@@ -3,8 +3,9 @@
 //! A path that does not exist is a pattern (`*`, `?`, `[a-z]`, `**`); matches are sorted so that the order of samples
 //! never depends on the file system.
 //! The extension says what a file is: `.json`, `.jsonl` or `.ndjson` (`json_rows.rs`, which distinguishes lines from
-//! arrays by their beginning), `.csv` or `.tsv` (`csv_rows.rs`, which detects the separator in the header), `.txt`
-//! (`text_rows.rs`), `.parquet` (`parquet_rows.rs`); all except the last also as `.gz` and `.zst` (`compressed.rs`).
+//! arrays by their beginning), `.csv` or `.tsv` (`csv_rows.rs`, which detects the separator in the header), `.txt` or
+//! `.md` (`document_rows.rs`), `.parquet` (`parquet_rows.rs`); all except the last also as `.gz` and `.zst`
+//! (`compressed.rs`). A folder is the documents in it.
 //! All are streamed: only one row is in memory (for Parquet, one page per column), whatever the file's size, and every
 //! error has its place. What a row means is decided in `format.rs`.
 
@@ -14,13 +15,13 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 
 use crate::csv_rows::{read_table, table_separator};
+use crate::document_rows::{converter, documents_in, ending, read_document};
 pub use crate::json_rows::RowResult;
 use crate::json_rows::{has_lines, read_array, read_lines};
 use crate::parquet_rows::read_parquet;
 pub use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::Compression;
 pub use crate::source_error::SourceError;
-use crate::text_rows::read_text;
 use crate::utf8_reader::open_text;
 
 /// Where rows come from.
@@ -66,13 +67,17 @@ impl<'a> RowSource<'a> {
 
 /// The files that `patterns` name, relative to `folder`, in the order of the list and sorted within a pattern.
 ///
-/// A path that exists as written is taken literally. A pattern adds only files that are not in the list yet, so
+/// A path that exists as written is taken literally; a folder stands for the documents in it. A pattern adds only files that are not in the list yet, so
 /// overlapping patterns do not repeat rows; naming a file twice does.
 pub fn find_files<P: AsRef<str>>(patterns: &[P], folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
     let mut files = Vec::new();
     for pattern in patterns {
         let pattern = pattern.as_ref();
         let written = folder.join(pattern);
+        if written.is_dir() {
+            files.extend(documents_in(&written)?);
+            continue;
+        }
         if written.exists() {
             files.push(written);
             continue;
@@ -117,7 +122,7 @@ pub fn read_rows<E: From<SourceError>>(
             let separator = table_separator(path, open_text(path)?, separator)?;
             read_table(path, separator, open_text(path)?, &mut on_row)
         }
-        FileKind::Text => read_text(path, open_text(path)?, &mut on_row),
+        FileKind::Document => read_document(path, open_text(path)?, &mut on_row),
         FileKind::Parquet => read_parquet(path, &mut on_row),
     }
 }
@@ -128,7 +133,7 @@ pub enum FileKind {
     JsonArray,
     JsonLines,
     Table { separator: u8 },
-    Text,
+    Document,
     Parquet,
 }
 
@@ -147,16 +152,19 @@ pub fn file_kind(path: &Path) -> Result<FileKind, SourceError> {
         Compression::None => path.to_path_buf(),
         Compression::Gzip | Compression::Zstd => path.with_extension(""),
     };
-    let extension = inner.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
+    let extension = ending(&inner);
     match (extension.as_deref(), compression) {
         (Some("json"), _) => Ok(FileKind::JsonArray),
         (Some("jsonl" | "ndjson"), _) => Ok(FileKind::JsonLines),
         (Some("csv"), _) => Ok(FileKind::Table { separator: b',' }),
         (Some("tsv"), _) => Ok(FileKind::Table { separator: b'\t' }),
-        (Some("txt"), _) => Ok(FileKind::Text),
+        (Some("txt" | "md" | "markdown"), _) => Ok(FileKind::Document),
         (Some("parquet"), Compression::None) => Ok(FileKind::Parquet),
         (Some("parquet"), _) => Err(SourceError::CompressedParquet { path: shown(), compression }),
-        _ => Err(SourceError::UnknownExtension { path: shown() }),
+        _ => Err(match converter(path) {
+            Some(command) => SourceError::NeedsConverter { path: shown(), command },
+            None => SourceError::UnknownExtension { path: shown() },
+        }),
     }
 }
 

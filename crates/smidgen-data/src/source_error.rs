@@ -53,12 +53,16 @@ pub enum SourceError {
     Read { path: String, source: io::Error },
     #[error("`{path}` is a device, a pipe or a socket, not a file")]
     NotAFile { path: String },
-    #[error("`{path}` is a folder, not a file")]
+    #[error("`{path}` is a folder without documents (`.txt`, `.md`)")]
     Folder { path: String },
     #[error(
-        "`{path}` is none of `.json`, `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.txt`, `.parquet`, plain or as `.gz` or `.zst`"
+        "`{path}` is none of `.json`, `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.txt`, `.md`, `.parquet`, plain or as `.gz` or `.zst`"
     )]
     UnknownExtension { path: String },
+    #[error("`{path}` is a document of another kind than `.txt` and `.md`")]
+    NeedsConverter { path: String, command: &'static str },
+    #[error("`{path}` has rows, and a folder is read as documents (`.txt`, `.md`)")]
+    RowsAmongDocuments { path: String },
     #[error("`{path}` is a Parquet file inside {compression}")]
     CompressedParquet { path: String, compression: Compression },
     #[error("`{path}` ends in the middle of its {compression} data")]
@@ -137,6 +141,18 @@ impl SourceError {
             SourceError::Folder { path } => {
                 let pattern = Path::new(path).join("*.jsonl");
                 return Some(format!("name its files by a pattern, such as `{}`", pattern.display()));
+            }
+            SourceError::NeedsConverter { path, command } => {
+                return Some(format!("`{command} {path}` makes text of it"));
+            }
+            SourceError::RowsAmongDocuments { path } => {
+                let folder = Path::new(path).parent().unwrap_or(Path::new(""));
+                let (rows, documents) = (folder.join("*.jsonl"), folder.join("**/*.md"));
+                return Some(format!(
+                    "name what is meant by a pattern, such as `{}` or `{}`",
+                    rows.display(),
+                    documents.display()
+                ));
             }
             SourceError::UnknownExtension { .. } => "write the rows as `.jsonl`, one object per line",
             SourceError::CompressedParquet { .. } => {

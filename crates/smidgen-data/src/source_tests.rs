@@ -176,7 +176,7 @@ fn damaged_and_cut_off_compressed_files_are_reported() {
 fn names_that_say_nothing_and_folders_are_refused() {
     assert_eq!(
         said("a.bin", ""),
-        "`a.bin` is none of `.json`, `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.txt`, `.parquet`, plain or as `.gz` or `.zst`"
+        "`a.bin` is none of `.json`, `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.txt`, `.md`, `.parquet`, plain or as `.gz` or `.zst`"
     );
     assert!(said("json", "[]").starts_with("`json` is none of"));
     assert!(said("a.gz", "[]").starts_with("`a.gz` is none of"));
@@ -185,7 +185,10 @@ fn names_that_say_nothing_and_folders_are_refused() {
     let path = folder.path().join("rows.json");
     std::fs::create_dir(&path).unwrap();
     let error = json_rows(&path).unwrap_err();
-    assert!(error.to_string().ends_with("rows.json` is a folder, not a file"), "{error}");
+    assert!(
+        error.to_string().ends_with("rows.json` is a folder without documents (`.txt`, `.md`)"),
+        "{error}"
+    );
     assert!(error.hint().unwrap().ends_with("rows.json/*.jsonl`"));
     let error = json_rows(&folder.path().join("gone.jsonl")).unwrap_err();
     assert!(error.to_string().starts_with("cannot read `"), "{error}");
@@ -270,15 +273,34 @@ fn mistakes_in_tables_are_reported_with_their_line() {
 }
 
 #[test]
-fn text_files_have_one_row_per_line() {
-    assert_eq!(
-        read("a.txt", "one\r\n\n  \t\n two \nthree").unwrap(),
-        [
-            at("line 1", json!({"text": "one"})),
-            at("line 4", json!({"text": " two "})),
-            at("line 5", json!({"text": "three"})),
-        ]
-    );
+fn a_text_file_is_one_document() {
+    let text = "# one\r\n\n  \t\n two \nthree";
+    for name in ["a.txt", "a.md", "a.MD.gz", "a.markdown"] {
+        assert_eq!(read(name, text).unwrap(), [at("line 1", json!({"text": text}))], "{name}");
+    }
+    assert_eq!(read("a.txt", " \n\n").unwrap(), []);
+}
+
+#[test]
+fn a_folder_is_its_documents() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| write(folder.path(), name, name);
+    for name in ["docs/b.md", "docs/a/z.txt", "docs/picture.png", "docs/.hidden.md", "docs/.git/c.md"] {
+        std::fs::create_dir_all(folder.path().join(name).parent().unwrap()).unwrap();
+        at(name);
+    }
+    let files = find_files(&["docs"], folder.path()).unwrap();
+    assert_eq!(files, ["docs/a/z.txt", "docs/b.md"].map(|name| folder.path().join(name)));
+    let refused = |name: &str| {
+        let path = at(name);
+        let error = find_files(&["docs"], folder.path()).unwrap_err();
+        std::fs::remove_file(path).unwrap();
+        format!("{error}; {}", error.hint().unwrap())
+    };
+    assert!(refused("docs/page.html").contains("`pandoc -t markdown "));
+    assert!(refused("docs/paper.pdf").contains("`pdftotext "));
+    assert!(refused("docs/rows.jsonl").contains("docs/*.jsonl` or `"));
+    assert!(said("a.docx", "").contains("is a document of another kind"));
 }
 
 #[test]
@@ -461,9 +483,9 @@ fn wrong_bytes_cost_their_row_and_no_other() {
             ],
         ),
         (
-            "a.txt.gz",
-            b"one\nt\x80o\nthree\n",
-            [Ok(1), bad("`a.txt.gz` line 2, byte column 2 is not UTF-8: byte 0x80"), Ok(3)],
+            "a.jsonl.gz",
+            b"1\n\"\x80\"\n3\n",
+            [Ok(1), bad("`a.jsonl.gz` line 2, byte column 2 is not UTF-8: byte 0x80"), Ok(3)],
         ),
         (
             "a.json",

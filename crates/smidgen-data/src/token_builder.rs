@@ -313,7 +313,7 @@ impl TokenSetBuilder {
     fn refuse_other_rows(&self, place: RowPlace<'_>, kind: Option<GroupKind>) -> Result<(), TokensError> {
         let needed = self.set.rows;
         let suits = match kind {
-            None => needed == RowsNeeded::Samples,
+            None => matches!(needed, RowsNeeded::Samples | RowsNeeded::Prompts),
             Some(kind) => Group { kind, members: vec![] }.suits(needed),
         };
         if suits {

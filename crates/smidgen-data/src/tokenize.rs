@@ -110,9 +110,7 @@ fn sample_of_tokens(example: Example) -> EncodedSample {
     };
     let labels = labels.unwrap_or_default();
     let first = labels.iter().take_while(|label| **label == i64::from(NOT_SUPERVISED)).count();
-    let spans = std::iter::once(first..ids.len()).collect();
-    let turn_end = TurnEnd::Missing;
-    EncodedSample { ids, spans, prompt_differs: false, turn_end, bos_doubled: false, is_templated: false }
+    EncodedSample::of_tokens(ids, first)
 }
 
 /// Tokenizes and stores rows of text.

@@ -110,6 +110,11 @@ impl Utf8Reader {
     }
 
     /// What is read from now on belongs to another row.
+    /// Bytes of the byte order mark, which precede the first text in its line.
+    pub fn mark_bytes(&self) -> u64 {
+        self.mark_bytes
+    }
+
     pub fn begin_row(&mut self) {
         self.row_bytes = 0;
     }

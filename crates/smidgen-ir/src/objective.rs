@@ -23,13 +23,15 @@ pub enum RowsNeeded {
     Labels,
     /// This many answers with their rewards.
     Answers { count: usize },
+    /// A prompt, to which the run generates answers.
+    Prompts,
 }
 
 impl RowsNeeded {
     /// Sequences of a row.
     pub fn sequences(self) -> usize {
         match self {
-            RowsNeeded::Samples | RowsNeeded::Labels => 1,
+            RowsNeeded::Samples | RowsNeeded::Labels | RowsNeeded::Prompts => 1,
             RowsNeeded::Pairs { .. } => 2,
             RowsNeeded::Answers { count } => count,
         }
@@ -47,6 +49,7 @@ impl RowsNeeded {
             RowsNeeded::Pairs { .. } => "rows with `chosen` and `rejected`",
             RowsNeeded::Labels => "rows with `completion` and `label`",
             RowsNeeded::Answers { .. } => "rows with `completions` and `rewards`",
+            RowsNeeded::Prompts => "rows with a `prompt`",
         }
     }
 }

@@ -264,6 +264,24 @@ closed_words! {
         None = "none",
     }
 
+    /// How a generated answer is scored (`kind` of `[[train.reward]]`).
+    RewardKind {
+        /// It equals a column of the row.
+        Exact = "exact",
+        /// Its last number equals that of a column.
+        Number = "number",
+        /// A pattern is found in it.
+        Regex = "regex",
+        /// A pattern matches all of it.
+        Format = "format",
+        /// Its number of tokens is within bounds.
+        Length = "length",
+        /// It is JSON.
+        Json = "json",
+        /// A program of the user's says it.
+        Command = "command",
+    }
+
     /// What a probability ratio belongs to (`train.importance_sampling_level`).
     RatioLevel {
         /// A token.

@@ -9,9 +9,10 @@ use crate::pins;
 use crate::read::{
     ABOVE_ZERO, ALPHA_PATTERN, ANY_F32, ANY_TEXT, AUDIO_FOLDER, Accepts, BOOLEAN, BUDGET, DEVICE, EPOCHS,
     EVAL_FILES, F32_ABOVE_ZERO, F32_AT_LEAST_ZERO, F32_BELOW_ONE, FRACTION_BELOW_ONE, INIT, LAYERS,
-    MODEL_PATH, NUMBERS, OUTPUT_FOLDER, PARTS, PEAK, PROFILE, RANK, RANK_PATTERN, SEED, TARGETS, TEMPLATE,
-    TEXTS, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
+    MODEL_PATH, NUMBERS, OUTPUT_FOLDER, PARTS, PEAK, PROFILE, RANK, RANK_PATTERN, SEED, SHARE, TARGETS,
+    TEMPLATE, TEXTS, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
 };
+use crate::reward_tables::REWARDS;
 use crate::sections::{Batch, Length, Recipe};
 use crate::toml_text::RenderValue;
 use crate::value::Given;
@@ -134,7 +135,7 @@ pub(crate) static KEYS: &[Key] = &[
     Key {
         // A job whose rows all come from `data.mix` has no `data.train`.
         show: |recipe| Some(recipe.data.train.render()).filter(|_| !recipe.data.train.is_empty()),
-        ..key!(required data.train, TRAIN_FILES, "training data: .json, .jsonl, .csv, .txt or .parquet; one file, a list, or globs; `hf:org/name[@revision][/config][:split]` on the hub; not needed with `data.mix`")
+        ..key!(required data.train, TRAIN_FILES, "training data: .json, .jsonl, .csv or .parquet; .txt, .md and folders of them as documents; one file, a list, or globs; `hf:org/name[@revision][/config][:split]` on the hub; not needed with `data.mix`")
     },
     key!(data.eval, EVAL_FILES, "evaluation data, like `data.train`"),
     key!(data.split, FRACTION_BELOW_ONE, "share of the training rows that is held out for evaluation when there is no `data.eval`, rounded up, chosen by `train.seed`; 0 = none"),
@@ -167,6 +168,10 @@ pub(crate) static KEYS: &[Key] = &[
     key!(aim num_iterations, count_from::<usize, 1>(), "grpo: updates with the same answers; default 1"),
     key!(aim max_completion_length, count_from::<usize, 1>(), "grpo: longest answer in tokens; default 512"),
     key!(aim temperature, F32_ABOVE_ZERO, "grpo: logits are divided by this; default 1"),
+    key!(aim top_k, count_from::<usize, 0>(), "grpo with `train.reward`: answers are drawn from this many of the most likely tokens; default 0 = all"),
+    key!(aim top_p, SHARE, "grpo with `train.reward`: answers are drawn from the fewest most likely tokens whose probabilities sum to this; default 1 = all"),
+    key!(aim stop, TEXTS, "grpo with `train.reward`: texts that end an answer, which then has them at its end"),
+    key!(aim reward, REWARDS, "grpo: how generated answers are scored: tables `[[train.reward]]` with `kind` (`exact`, `number`, `regex`, `format`, `length`, `json` or `command`), `weight` and the keys of the kind; without it, rows have answers with rewards"),
     key!(aim epsilon, F32_AT_LEAST_ZERO, "grpo: how far a ratio may fall below 1; default 0.2"),
     key!(aim epsilon_high, F32_AT_LEAST_ZERO, "grpo: how far a ratio may rise above 1; default `epsilon`"),
     key!(aim delta, F32_ABOVE_ZERO, "grpo: upper limit of a ratio outside the clip; default none"),

@@ -25,6 +25,8 @@ mod pins;
 mod read;
 mod reasons;
 mod render;
+mod reward;
+mod reward_tables;
 pub mod schema;
 mod sections;
 mod single;
@@ -43,6 +45,7 @@ pub use parse::{
     RecipeSource, gives_key, parse_recipe, read_recipe, read_recipe_from_stdin, read_recipe_source,
 };
 pub use render::{KeyDifference, differences, render_job, render_key_reference};
+pub use reward::{Reward, RewardRule};
 pub use sections::{
     Adapter, Aim, Batch, Budget, Data, DeviceChoice, Eval, Expect, Init, Layers, Length, Memory, MixSource,
     Model, ModelPath, Output, ProfileChoice, Recipe, RecipePath, Targets, Template, Train, Warmup,
@@ -50,5 +53,5 @@ pub use sections::{
 pub use smidgen_ir::words::{
     AdapterKind, AudioOverflow, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask,
     LossOn, Master, ObjectiveKind, OnBadRow, Optimizer, Overflow, RatioLevel, ReferenceMemory, ReferenceUse,
-    RewardScale, Schedule,
+    RewardKind, RewardScale, Schedule,
 };

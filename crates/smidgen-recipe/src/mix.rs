@@ -8,6 +8,7 @@ use smidgen_ir::words::{ClosedWord, ColumnRole, DataFormat, nearest};
 
 use crate::dataset_name::DATASET_FORMS;
 use crate::read::{ABOVE_ZERO, Reader, TRAIN_FILES, reader, words};
+use crate::reward_tables::explain_reward;
 use crate::sections::MixSource;
 use crate::value::{Given, Value};
 
@@ -23,7 +24,7 @@ pub(crate) const MIX: Reader<Vec<MixSource>> = reader(
     |given| given.list()?.iter().map(|item| read_source(&given.with(item)).ok()).collect(),
 );
 
-/// The hint for a refused value of a key that names data, if it is clear which part of the value is wrong.
+/// The hint for a refused value of a key that takes tables or names data, if it is clear which part of the value is wrong.
 pub(crate) fn explain_refusal(path: &str, given: &Given<'_>) -> Option<String> {
     match path {
         "data.columns" => read_columns(given).err().flatten(),
@@ -32,6 +33,7 @@ pub(crate) fn explain_refusal(path: &str, given: &Given<'_>) -> Option<String> {
             let mut refusals = items.iter().map(|item| read_source(&given.with(item)).err().flatten());
             refusals.find_map(|refusal| refusal)
         }
+        "train.reward" => explain_reward(given),
         "data.train" | "data.eval" => {
             let is_on_hub = given.value.to_string().contains("hf:");
             is_on_hub.then(|| format!("a data set on the hub is written {DATASET_FORMS}"))

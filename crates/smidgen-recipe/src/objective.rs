@@ -4,14 +4,18 @@
 //! refused by name, because it would change nothing. What TRL has and this program does not is refused too.
 //! Left out: the formulas (`smidgen_ir::objective`).
 
+use crate::reward::Reward;
 use crate::sections::{Aim, Init, Recipe};
 use smidgen_ir::Objective;
 use smidgen_ir::objective::{AnswerLoss, Curve, LabelLoss, Measure, PairLoss, PairTerm, RowsNeeded};
 use smidgen_ir::words::ObjectiveKind::{Cpo, Dpo, Grpo, Kto, Orpo, Simpo};
-use smidgen_ir::words::{AdapterKind, Bias, ObjectiveKind, RatioLevel, ReferenceUse, RewardScale};
+use smidgen_ir::words::{
+    AdapterKind, Bias, DataFormat, ObjectiveKind, Overflow, RatioLevel, ReferenceMemory, ReferenceUse,
+    RewardScale,
+};
 
 /// The keys that only some objectives read, and which do.
-pub(crate) const APPLICABLE: [(&str, &[ObjectiveKind]); 20] = [
+pub(crate) const APPLICABLE: [(&str, &[ObjectiveKind]); 24] = [
     ("reference", &[Dpo, Kto, Grpo]),
     ("beta", &[Dpo, Orpo, Cpo, Simpo, Kto, Grpo]),
     ("loss_type", &[Dpo, Cpo, Kto, Grpo]),
@@ -26,6 +30,10 @@ pub(crate) const APPLICABLE: [(&str, &[ObjectiveKind]); 20] = [
     ("num_iterations", &[Grpo]),
     ("max_completion_length", &[Grpo]),
     ("temperature", &[Grpo]),
+    ("top_k", &[Grpo]),
+    ("top_p", &[Grpo]),
+    ("stop", &[Grpo]),
+    ("reward", &[Grpo]),
     ("epsilon", &[Grpo]),
     ("epsilon_high", &[Grpo]),
     ("delta", &[Grpo]),
@@ -112,8 +120,65 @@ impl Recipe {
             Orpo => RowsNeeded::Pairs { counts_prompt: true },
             Dpo | Cpo | Simpo => RowsNeeded::Pairs { counts_prompt: false },
             Kto => RowsNeeded::Labels,
+            Grpo if self.generates() => RowsNeeded::Prompts,
             Grpo => RowsNeeded::Answers { count: self.answer_settings().num_generations },
         }
+    }
+
+    /// How generated answers are scored; empty where nothing is generated.
+    pub fn rewards(&self) -> &[Reward] {
+        self.train.aim.reward.as_deref().unwrap_or_default()
+    }
+
+    /// Whether the run generates the answers that it trains on.
+    pub fn generates(&self) -> bool {
+        self.train.objective == Grpo && !self.rewards().is_empty()
+    }
+
+    /// What cannot be combined with generated answers, or needs them: the key, why, and what to do.
+    pub(crate) fn refused_generation(&self) -> Vec<(&'static str, String, &'static str)> {
+        let Recipe { train, data, memory, .. } = self;
+        let mut refused = Vec::new();
+        if !self.generates() {
+            let aim = &train.aim;
+            let given = [
+                ("train.top_k", aim.top_k.is_some()),
+                ("train.top_p", aim.top_p.is_some()),
+                ("train.stop", aim.stop.is_some()),
+            ];
+            for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given && train.objective == Grpo) {
+                let message =
+                    format!("`{key}` has no effect: without `train.reward` the rows have the answers");
+                refused.push((key, message, "remove it, or add a reward"));
+            }
+            return refused;
+        }
+        let mut refuse = |key, message: &str, hint| refused.push((key, message.to_owned(), hint));
+        const LATER: &str = "evaluate the finished run with `smidgen eval`";
+        if !data.eval.is_empty() {
+            refuse("data.eval", "`data.eval` is not evaluated where answers are generated", LATER);
+        }
+        if data.split > 0.0 {
+            refuse("data.split", "`data.split` is not evaluated where answers are generated", LATER);
+        }
+        if data.format != DataFormat::Auto {
+            let message = "`data.format` has no effect: rows of prompts are detected by their columns";
+            refuse("data.format", message, "remove it");
+        }
+        if matches!(data.overflow, Overflow::Truncate) {
+            let message = "`data.overflow = \"truncate\"` would cut prompts";
+            refuse("data.overflow", message, "`drop` leaves long prompts out, `error` refuses them");
+        }
+        if self.has_reference() && memory.reference == ReferenceMemory::Cached {
+            let message = "`memory.reference = \"cached\"`: answers are generated, so nothing about them is known before";
+            refuse("memory.reference", message, "write `memory.reference = \"pass\"`");
+        }
+        if self.has_reference() && self.changes_base() {
+            let message =
+                "`train.beta` above 0 compares generated answers with the base, which this run changes";
+            refuse("train.beta", message, "write `train.beta = 0`, or train adapters alone");
+        }
+        refused
     }
 
     /// The settings of GRPO; their defaults for other objectives.

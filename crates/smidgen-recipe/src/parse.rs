@@ -443,7 +443,23 @@ impl Reading<'_> {
             let hint = "`truncate` cuts the end of an answer, `drop` leaves its row out";
             inert.push(("data.overflow", message, hint));
         }
+        inert.extend(self.recipe.refused_generation());
         inert.into_iter().for_each(|(key, message, hint)| self.note_given(key, message, hint));
+        let max_tokens = self.recipe.data.max_tokens;
+        let longest = self.recipe.answer_settings().max_completion_length;
+        if self.recipe.generates() && longest >= max_tokens {
+            let key = if self.seen.contains_key("data.max_tokens") {
+                "data.max_tokens"
+            } else {
+                "train.max_completion_length"
+            };
+            let place = self.seen.get(key).map_or(Place::Missing, |seen| seen.place.clone());
+            let message = format!(
+                "`data.max_tokens = {max_tokens}` leaves no room for a prompt: `train.max_completion_length` is {longest}"
+            );
+            let hint = "a prompt and its answer together have at most `data.max_tokens`".to_owned();
+            self.note(place, key, message, Some(hint));
+        }
         if counts_tokens {
             let place = self.seen.get("train.batch_tokens").map_or(Place::Missing, |seen| seen.place.clone());
             let message = format!("`train.batch_tokens` cannot be used with `train.objective = \"{kind}\"`");
@@ -467,7 +483,10 @@ impl Reading<'_> {
     fn check_size(&mut self) {
         const MOST_TOKENS: usize = 1 << 32;
         let Recipe { train, data, .. } = &self.recipe;
-        let Batch::Samples(samples) = train.batch else { return };
+        let Batch::Samples(rows) = train.batch else { return };
+        let answers = self.recipe.answer_settings().num_generations;
+        let samples =
+            if train.objective == ObjectiveKind::Grpo { rows.saturating_mul(answers) } else { rows };
         if samples.saturating_mul(data.max_tokens) > MOST_TOKENS {
             self.note_given(
                 "train.batch",

@@ -92,6 +92,10 @@ pub(crate) const ABOVE_ZERO: Reader<f64> =
 pub(crate) const FRACTION_BELOW_ONE: Reader<f64> =
     reader("a number of at least 0 and below 1", &[], read_fraction_below_one);
 
+pub(crate) const SHARE: Reader<f64> = reader("a number above 0 and at most 1", &[], |given| {
+    given.number().filter(|number| *number > 0.0 && *number <= 1.0)
+});
+
 pub(crate) const EPOCHS: Reader<f64> = reader("a number above 0 and at most 2147483647", &[], |given| {
     given.number().filter(|number| *number > 0.0 && *number <= LARGEST_COUNT as f64)
 });

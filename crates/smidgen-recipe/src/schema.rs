@@ -89,7 +89,8 @@ fn kinds(key: &Key) -> Vec<Map<String, Json>> {
             number[bound] = json!(0);
         }
         if !is_above_one || !takes(Value::Float(1.5)) {
-            number["exclusiveMaximum"] = json!(1);
+            let bound = if takes(Value::Float(1.0)) { "maximum" } else { "exclusiveMaximum" };
+            number[bound] = json!(1);
         }
         kinds.push(number);
     }

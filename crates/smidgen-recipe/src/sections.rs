@@ -8,6 +8,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::reward::Reward;
 use crate::value::parse_count_from_zero;
 use smidgen_ir::Pins;
 use smidgen_ir::words::{
@@ -154,6 +155,12 @@ pub struct Aim {
     pub num_iterations: Option<usize>,
     pub max_completion_length: Option<usize>,
     pub temperature: Option<f64>,
+    pub top_k: Option<usize>,
+    pub top_p: Option<f64>,
+    /// Texts that end an answer.
+    pub stop: Option<Vec<String>>,
+    /// How generated answers are scored; with given answers there are none.
+    pub reward: Option<Vec<Reward>>,
     pub epsilon: Option<f64>,
     pub epsilon_high: Option<f64>,
     pub delta: Option<f64>,

@@ -12,7 +12,7 @@ use crate::sections::{
 use smidgen_ir::words::{
     AdapterKind, AudioOverflow, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask,
     LossOn, Master, ObjectiveKind, OnBadRow, Optimizer, Overflow, RatioLevel, ReferenceMemory, ReferenceUse,
-    RewardScale, Schedule,
+    RewardKind, RewardScale, Schedule,
 };
 
 /// A value as TOML.
@@ -68,6 +68,7 @@ render_words!(
     RatioLevel,
     ReferenceMemory,
     ReferenceUse,
+    RewardKind,
     RewardScale,
     Schedule,
 );
@@ -140,7 +141,7 @@ impl RenderValue for MixSource {
 }
 
 /// An inline table.
-fn table(entries: impl IntoIterator<Item = String>) -> String {
+pub(crate) fn table(entries: impl IntoIterator<Item = String>) -> String {
     let entries: Vec<String> = entries.into_iter().collect();
     match entries.as_slice() {
         [] => "{}".to_owned(),

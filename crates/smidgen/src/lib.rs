@@ -57,6 +57,7 @@ mod model_files;
 mod plan;
 mod ranks;
 mod report;
+mod rewards;
 mod rows;
 mod run_folder;
 mod serve;

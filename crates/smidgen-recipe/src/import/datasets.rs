@@ -105,6 +105,11 @@ pub fn put_rows(draft: &mut Draft, key: &'static str, rows: &[NamedRows], from: 
         return;
     }
     let named: Vec<Option<String>> = rows.iter().map(|rows| rows.in_recipe(draft)).collect();
+    if let Some(text) =
+        named.iter().flatten().find(|name| name.ends_with(".txt") && !is_hub_name(draft, name))
+    {
+        draft.warn(format!("`{text}` is one document here; other tools make a row of each of its lines"));
+    }
     if let Some(named) = named.iter().cloned().collect::<Option<Vec<String>>>()
         && !named.is_empty()
     {

@@ -19,6 +19,7 @@ use serde_json::{Value as Json, json};
 use smidgen_data::prepare::read_tokenizer;
 use smidgen_data::tokens::{NOT_SUPERVISED, Sample, TokenSet};
 use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_ir::objective::RowsNeeded;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -55,14 +56,20 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
 }
 
 fn shown_sample(set: &TokenSet, index: usize, tokenizer: Option<&Tokenizer>) -> Result<ShownSample, Failure> {
-    let sample = set.sample(index).map_err(Failure::disk)?;
+    let mut sample = set.sample(index).map_err(Failure::disk)?;
+    // The answers to a prompt are trained, which are not known yet.
+    let is_prompt = set.rows() == RowsNeeded::Prompts;
+    if is_prompt {
+        sample.labels.fill(NOT_SUPERVISED);
+    }
     let parts = parts_of(&sample, tokenizer)?;
     let clips = set.clips().map_or_else(Vec::new, |clips| {
         let store = clips.store();
         let sounds = clips.of_sample(index).iter();
         sounds.map(|clip| (seconds_of_frames(store.frames(*clip)), store.rows(*clip))).collect()
     });
-    let (place, supervised) = (set.place(index).to_string(), set.supervised(index));
+    let supervised = if is_prompt { 0 } else { set.supervised(index) };
+    let place = set.place(index).to_string();
     Ok(ShownSample { place, sample, supervised, parts, clips })
 }
 

@@ -42,6 +42,8 @@ pub(super) fn begin_bar(quiet: bool, total: Option<u64>, template: &str) -> Opti
 pub struct StepProgress {
     pub step: u64,
     pub loss: f64,
+    /// What the objective is about, where the loss does not say it: a reward, or how many pairs are right.
+    pub score: Option<(&'static str, f64)>,
     pub lr: f64,
     pub tokens_per_s: f64,
     /// `None` if memory is not measured.
@@ -210,7 +212,7 @@ fn seconds_left(steps: u64, left: u64, elapsed_s: f64) -> Option<f64> {
 
 /// The text of a step's line. If it is wider than `width`, the least important fields are left out.
 fn render_step(news: &StepProgress, planned_bytes: u64, left_s: Option<f64>, width: usize) -> String {
-    let StepProgress { loss, lr, tokens_per_s, device_bytes, pinned_bytes, .. } = *news;
+    let StepProgress { loss, score, lr, tokens_per_s, device_bytes, pinned_bytes, .. } = *news;
     let memory = device_bytes.map(|bytes| match planned_bytes {
         0 => format!("mem {}", format_bytes(bytes)),
         planned => format!("mem {}", format_used(bytes, planned)),
@@ -219,6 +221,7 @@ fn render_step(news: &StepProgress, planned_bytes: u64, left_s: Option<f64>, wid
     // Fields in the order of the line, each with its importance.
     let fields = [
         (5, Some(format!("loss {loss:.4}"))),
+        (5, score.map(|(name, score)| format!("{name} {score:.3}"))),
         (0, Some(format!("lr {lr:.2e}"))),
         (2, Some(format!("{tokens_per_s:.0} tok/s"))),
         (4, memory),
@@ -287,6 +290,7 @@ mod tests {
     fn step_progress() -> StepProgress {
         StepProgress {
             step: 1000,
+            score: None,
             loss: 1.23456,
             lr: 1e-4,
             tokens_per_s: 12345.4,

@@ -16,7 +16,7 @@ use crate::model_files::finite::refuse_not_finite;
 use crate::model_files::numbers::read_f32;
 use crate::model_files::original::{OriginalModel, OriginalRows, OriginalTensor};
 use crate::model_files::output::{Action, OutputTensor, Tally};
-use crate::plan::generation::TOKENIZER_TOKEN_BYTES;
+use crate::plan::context::TOKENIZER_TOKEN_BYTES;
 use crate::plan::model::{check_weights, read_decoder, refuse_audio};
 use crate::plan::phases::FILE_BLOCK_BYTES;
 use smidgen_compile::DecoderSpec;

@@ -99,6 +99,33 @@ impl Batch {
         Ok(())
     }
 
+    /// Enters a prompt that may have the tokens of a sequence in the batch, whose rows of the cache are then shared.
+    /// Returns the prompt if that sequence is not computed yet: it enters after the next step.
+    fn enter_shared<D: Device>(
+        &mut self,
+        executor: &mut Executor<D>,
+        decoder: &mut Decoder,
+        slot: usize,
+        prompt: Prompt,
+    ) -> Result<Option<Prompt>, Failure> {
+        let is_same = |running: &Option<Running>| {
+            running.as_ref().is_some_and(|running| running.prompt.ids == prompt.ids)
+        };
+        // The last token is always computed, because its logits are needed.
+        let shared = prompt.ids.len().saturating_sub(1);
+        let same: Vec<usize> = (0..self.running.len()).filter(|slot| is_same(&self.running[*slot])).collect();
+        let computed = same.iter().find(|slot| decoder.sequence(**slot).len() > shared);
+        match computed {
+            Some(from) if shared > 0 => {
+                decoder.share(executor, *from, slot)?;
+                decoder.truncate(slot, shared);
+            }
+            None if shared > 0 && !same.is_empty() => return Ok(Some(prompt)),
+            _ => {}
+        }
+        self.enter(slot, prompt).map(|()| None)
+    }
+
     /// Removes a sequence before its end.
     pub fn remove(&mut self, decoder: &mut Decoder, number: usize) {
         let is_it = |running: &Option<Running>| running.as_ref().is_some_and(|it| it.prompt.number == number);
@@ -152,6 +179,46 @@ impl Batch {
         }
         Ok(news)
     }
+}
+
+/// Continues every prompt, as many at the same time as slots and cache rows allow, after the cache was cleared.
+///
+/// A prompt starts when there are rows for it and its longest possible answer, so no text is stopped by a lack of rows.
+/// `begin` is called with the slot and the number of a prompt before it starts; `on_news` returns whether its sequence goes
+/// on. With `shares`, prompts with the same tokens are computed once while one of them is in the batch.
+pub fn continue_all<D: Device>(
+    executor: &mut Executor<D>,
+    decoder: &mut Decoder,
+    prompts: impl Iterator<Item = Prompt>,
+    shares: bool,
+    begin: &mut dyn FnMut(&mut Decoder, usize, usize) -> Result<(), Failure>,
+    mut on_news: impl FnMut(&News) -> Result<bool, Failure>,
+) -> Result<(), Failure> {
+    decoder.reset();
+    let shares = shares && decoder.keeps_every_position();
+    let mut waiting = prompts.peekable();
+    let mut batch = Batch::new(decoder.shape());
+    let mut held: Option<Prompt> = None;
+    while waiting.peek().is_some() || held.is_some() || !batch.is_empty() {
+        while let Some(slot) = held.as_ref().or(waiting.peek()).and_then(|prompt| batch.room(prompt)) {
+            let Some(prompt) = held.take().or_else(|| waiting.next()) else { break };
+            begin(decoder, slot, prompt.number)?;
+            if shares {
+                held = batch.enter_shared(executor, decoder, slot, prompt)?;
+            } else {
+                batch.enter(slot, prompt)?;
+            }
+            if held.is_some() {
+                break;
+            }
+        }
+        for news in batch.step(executor, decoder)? {
+            if !on_news(&news)? && news.stopped.is_none() {
+                batch.remove(decoder, news.number);
+            }
+        }
+    }
+    Ok(())
 }
 
 impl Running {

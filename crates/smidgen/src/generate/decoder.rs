@@ -135,6 +135,11 @@ impl Decoder {
         &self.sequences[slot]
     }
 
+    /// Whether a shorter sequence needs no recomputing; states of recurrent layers are those after the last token only.
+    pub fn keeps_every_position(&self) -> bool {
+        self.leaves.states.is_empty()
+    }
+
     /// Clears all sequences. Required if another entry point has run since the last generation, because it overwrites
     /// the cache.
     pub fn reset(&mut self) {
@@ -147,7 +152,7 @@ impl Decoder {
     pub fn truncate(&mut self, slot: usize, length: usize) {
         // The states before the last token are gone.
         let is_shorter = length < self.slots.length(slot);
-        let kept = if is_shorter && !self.leaves.states.is_empty() { 0 } else { length };
+        let kept = if is_shorter && !self.keeps_every_position() { 0 } else { length };
         self.slots.truncate(slot, kept);
         self.sequences[slot].truncate(length);
     }

@@ -6,7 +6,7 @@
 //! Left out: templates and text; a session works with token ids.
 
 pub use super::batch::Settings;
-use super::batch::{Batch, News, Prompt, check_prompt};
+use super::batch::{News, Prompt, check_prompt, continue_all};
 use super::decoder::{Decoder, NewTokens, Sound};
 use super::sampler::Sampler;
 use super::stop::StoppedBy;
@@ -192,7 +192,6 @@ impl TokenSession {
         mut on_token: impl FnMut(usize, u32),
     ) -> Result<Vec<Generated>, Failure> {
         let (executor, decoder) = (&mut self.executor, &mut self.decoder);
-        decoder.reset();
         for (index, prompt) in prompts.iter().enumerate() {
             check_prompt(index, prompt, decoder.shape())?;
         }
@@ -205,24 +204,18 @@ impl TokenSession {
             settings: settings.clone(),
             top: None,
         };
-        let mut waiting = prompts.map(prompt).peekable();
-        let mut batch = Batch::new(decoder.shape());
-        while waiting.peek().is_some() || !batch.is_empty() {
-            while let Some(slot) = waiting.peek().and_then(|prompt| batch.room(prompt)) {
-                let Some(prompt) = waiting.next() else { break };
-                begin(decoder, slot, prompt.number)?;
-                batch.enter(slot, prompt)?;
+        let on_news = |News { number, token, stopped, .. }: &News| {
+            if let Some(token) = token {
+                done[*number].ids.push(*token);
+                on_token(*number, *token);
             }
-            for News { number, token, stopped, .. } in batch.step(executor, decoder)? {
-                if let Some(token) = token {
-                    done[number].ids.push(token);
-                    on_token(number, token);
-                }
-                if let Some(stopped_by) = stopped {
-                    done[number].stopped_by = stopped_by;
-                }
+            if let Some(stopped_by) = stopped {
+                done[*number].stopped_by = *stopped_by;
             }
-        }
+            Ok(true)
+        };
+        // Prompts with the same tokens may have different audio.
+        continue_all(executor, decoder, prompts.map(prompt), false, &mut begin, on_news)?;
         Ok(done)
     }
 

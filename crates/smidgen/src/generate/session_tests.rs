@@ -150,6 +150,42 @@ fn a_text_depends_on_neither_threads_nor_other_prompts() {
     assert_ne!(other[0], together[0]);
 }
 
+/// Answers to one prompt share its rows of the cache; each text is that of its prompt alone, also where LongRoPE changes in
+/// the middle of an answer, and with states of recurrent layers, which are not shared.
+#[test]
+fn answers_to_one_prompt_are_those_of_each_alone() {
+    for name in ["llama-gqa-tied", "phi3-longrope", "mistral-window", "lfm2"] {
+        let model = open_model(name);
+        let settings = |number: u64| {
+            let sampling = Sampling { temperature: 1.5, seed: 3 + number, ..Sampling::default() };
+            settings(sampling, 12)
+        };
+        let prompts = prompts(60);
+        let prompt = |number: usize| Prompt {
+            number,
+            ids: prompts[number / 3].clone(),
+            settings: settings(number as u64),
+            top: None,
+        };
+        // Fewer slots than answers, and more than one prompt at a time.
+        let mut session = open(&model, None, sizes(5, None), 1);
+        let mut together = vec![Vec::new(); 12];
+        let (executor, decoder) = session.parts();
+        let on_news = |news: &News| {
+            together[news.number].extend(news.token);
+            Ok(true)
+        };
+        continue_all(executor, decoder, (0..12).map(prompt), true, &mut |_, _, _| Ok(()), on_news).unwrap();
+        let mut alone = open(&model, None, sizes(1, None), 1);
+        for (number, together) in together.iter().enumerate() {
+            let own = std::slice::from_ref(&prompts[number / 3]);
+            let want = alone.generate_batch(own, &settings(number as u64), |_, _| {}).unwrap();
+            assert_eq!(&want[0].ids, together, "{name}: answer {number}");
+        }
+        assert_ne!(together[0], together[1], "{name}");
+    }
+}
+
 #[test]
 fn a_text_ends_where_it_should() {
     let model = open_model("llama-gqa-tied");

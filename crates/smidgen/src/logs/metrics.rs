@@ -14,6 +14,9 @@ use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 use std::time::Duration;
 
+/// The answers of a run that generates them, with a line for each. Its lines have steps too, and are cut alike.
+pub const ROLLOUTS_FILE: &str = "rollouts.jsonl";
+
 /// One optimizer step: a line of `metrics.jsonl`. Sizes that the system does not report are `None`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MetricsRow {
@@ -72,7 +75,9 @@ impl MetricsRow {
     /// The part that a terminal shows.
     pub fn step_progress(&self) -> StepProgress {
         let MetricsRow { step, loss, lr, tokens_per_s, device_bytes, pinned_bytes, .. } = *self;
-        StepProgress { step, loss, lr, tokens_per_s, device_bytes, pinned_bytes }
+        let scores = [("reward", "reward"), ("rewards_accuracies", "accuracy")];
+        let score = scores.into_iter().find_map(|(figure, name)| Some((name, *self.figures.get(figure)?)));
+        StepProgress { step, loss, score, lr, tokens_per_s, device_bytes, pinned_bytes }
     }
 }
 

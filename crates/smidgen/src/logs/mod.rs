@@ -4,7 +4,7 @@
 //! `trainer_state.json`. `monitor.rs` measures memory, and `phases.rs` keeps the peak of each phase.
 //! Left out: `run.json`, which is about the run folder (`run_folder/history.rs`), and reports (`report/`).
 
-mod appended;
+pub mod appended;
 pub mod evaluations;
 mod events;
 pub mod journal;

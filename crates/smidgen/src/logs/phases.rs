@@ -18,6 +18,8 @@ pub enum Phase {
     Load,
     /// Loading from a checkpoint.
     Resume,
+    /// Generating answers to train on.
+    Rollout,
     Train,
     Eval,
     Save,
@@ -29,6 +31,7 @@ impl Phase {
             Phase::Prepare => "prepare",
             Phase::Load => "load",
             Phase::Resume => "resume",
+            Phase::Rollout => "rollout",
             Phase::Train => "train",
             Phase::Eval => "eval",
             Phase::Save => "save",

@@ -14,10 +14,12 @@ use crate::plan::profiles;
 use smidgen_compile::choices::{Refusal, refuse};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
-    Budget, Choice, Context, Demand, Fitting, Profile, Purpose, Question, Request, Solution, SolveError,
-    fits_with_little_offloaded, solve, solve_quickly,
+    Budget, Choice, Context, DecodeShape, Demand, Fitting, Profile, Purpose, Question, Request, Solution,
+    SolveError, fits_with_little_offloaded, solve, solve_quickly,
 };
-use smidgen_ir::{DeviceKind, Pins, Space};
+use smidgen_ir::{DeviceKind, Entry, Pins, Plan, Space};
+use smidgen_recipe::{AnswerSettings, Batch};
+use std::iter::successors;
 
 /// The conditions of one question to the solver.
 #[derive(Clone, Debug)]
@@ -29,6 +31,41 @@ pub struct Conditions {
     pub budget: Budget,
     /// The rates of the device in the precision of the run.
     pub profile: Profile,
+    /// If training generates its answers.
+    pub rollout: Option<Rollout>,
+}
+
+/// The answers that a batch of prompts gets.
+#[derive(Clone, Copy, Debug)]
+pub struct Rollout {
+    pub answers: usize,
+    /// Tokens of each, as if all were as long as they may be.
+    pub tokens: usize,
+    /// Updates that they serve.
+    pub updates: u64,
+}
+
+impl Rollout {
+    fn of(job: &Job) -> Option<Rollout> {
+        let Batch::Samples(batch) = job.recipe.train.batch else { return None };
+        let AnswerSettings { num_generations, num_iterations, max_completion_length, .. } =
+            job.recipe.answer_settings();
+        job.request.decode.map(|_| Rollout {
+            answers: batch * num_generations,
+            tokens: max_completion_length,
+            updates: num_iterations,
+        })
+    }
+
+    /// Milliseconds that generating adds to each update.
+    fn step_ms(&self, profile: &Profile, plan: &Plan, shape: DecodeShape) -> f64 {
+        let rounds = self.answers.div_ceil(shape.slots) * self.tokens;
+        // The planned run also has room for the tokens of prompts.
+        let share = (shape.slots as f64 / shape.new_tokens as f64).min(1.0);
+        let run_ms = 1e3 * profile.entry_seconds(plan, Entry::Decode);
+        let is_bound_by_tokens = plan.device == DeviceKind::Cpu;
+        rounds as f64 * run_ms * if is_bound_by_tokens { share } else { 1.0 } / self.updates as f64
+    }
 }
 
 impl Conditions {
@@ -41,7 +78,7 @@ impl Conditions {
     pub fn with(job: &Job, facts: &MemoryFacts, pins: Pins) -> Conditions {
         let profile = job.profile.device.at(job.request.precision);
         let (context, budget) = (context(job, &facts.place), budget(job, facts.budget.bytes));
-        Conditions { purpose: Purpose::Training, pins, context, budget, profile }
+        Conditions { purpose: Purpose::Training, pins, context, budget, profile, rollout: Rollout::of(job) }
     }
 
     /// Evaluating or generating, with nothing pinned.
@@ -54,16 +91,45 @@ impl Conditions {
     ) -> Conditions {
         let profile = profiles::of_place(place, request.threads, true).device.at(request.precision);
         let budget = Budget::device(budget_bytes);
-        Conditions { purpose, pins: Pins::default(), context, budget, profile }
+        Conditions { purpose, pins: Pins::default(), context, budget, profile, rollout: None }
     }
 
     pub fn question<'a>(&'a self, request: &'a Request, demands: &'a [Demand]) -> Question<'a> {
-        let Conditions { purpose, pins, context, budget, profile } = self;
+        let Conditions { purpose, pins, context, budget, profile, .. } = self;
         Question { purpose: *purpose, request, demands, pins, context: *context, budget: *budget, profile }
     }
 
+    /// Where answers are generated, how many at the same time is a choice too: fewer have smaller caches and need more
+    /// runs. The time of generating is part of a step.
     pub fn solve(&self, request: &Request, demands: &[Demand]) -> Result<Solution, SolveError> {
-        solve(&self.question(request, demands))
+        let Some((rollout, most)) = self.rollout.zip(request.decode) else {
+            return solve(&self.question(request, demands));
+        };
+        let mut best: Option<Result<Solution, SolveError>> = None;
+        for slots in successors(Some(most.slots), |slots| (*slots > 1).then(|| slots.div_ceil(2))) {
+            let shape = DecodeShape::of_equal_slots(slots, most.positions);
+            let request = Request { decode: Some(shape), ..request.clone() };
+            let mut found = solve(&self.question(&request, demands));
+            let solution = match &mut found {
+                Ok(solution) => solution,
+                Err(error) => &mut *error.leanest,
+            };
+            solution.step_ms += rollout.step_ms(&self.profile, &solution.plan, shape);
+            let keeps_all = found.as_ref().is_ok_and(|found| found.policy.saves_nothing());
+            best = Some(match (best, found) {
+                (None, found) | (Some(Err(_)), found @ Ok(_)) => found,
+                (Some(Ok(best)), Ok(found)) if found.step_ms < best.step_ms => Ok(found),
+                (Some(Err(best)), Err(found)) if found.leanest.peak_bytes < best.leanest.peak_bytes => {
+                    Err(found)
+                }
+                (Some(best), _) => best,
+            });
+            // With fewer at the same time nothing would be faster.
+            if keeps_all {
+                break;
+            }
+        }
+        best.expect("at least one number of slots is tried")
     }
 
     /// A plan that fits, without the search for the fastest.

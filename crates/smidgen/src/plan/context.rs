@@ -7,7 +7,8 @@ use crate::plan::devices::JobDevice;
 use crate::plan::job::{Job, Purpose};
 use crate::rows::choice::ChoiceSet;
 use crate::rows::data::Data;
-use smidgen_compile::{Context, Overhead, Request};
+use crate::rows::prompts::Prompt;
+use smidgen_compile::{Context, DecodeShape, Overhead, Request};
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::encode::{at_once_bytes, load_scratch_bytes, save_scratch_bytes};
@@ -56,11 +57,38 @@ pub fn process_context(job: &Job) -> Context {
         Data::Rows(rows) => {
             let eval = rows.eval.as_ref().map_or(0, TokenSet::heap_bytes);
             let choices = rows.choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
-            rows.train.heap_bytes() + eval + choices + rows.batches.heap_bytes()
+            let prompts = rows.prompts.iter().flat_map(|prompts| &prompts.rows);
+            let prompts: usize = prompts.map(Prompt::heap_bytes).sum();
+            rows.train.heap_bytes() + eval + choices + prompts + rows.batches.heap_bytes()
         }
         Data::Assumed { .. } => 0,
     };
-    job_context(&job.request, &job.model, data_bytes as u64)
+    let rollouts = job.request.decode.map_or(0, |shape| generation_bytes(&job.request, &shape));
+    job_context(&job.request, &job.model, data_bytes as u64 + rollouts)
+}
+
+/// Memory of a tokenizer per token of its vocabulary, merges included. Measured.
+pub const TOKENIZER_TOKEN_BYTES: u64 = 320;
+/// Memory of templates, arguments and the terminal.
+const CHAT_BYTES: u64 = 1 << 20;
+/// The sampler keeps an id and a logit for each token of the vocabulary.
+const CANDIDATE_BYTES: usize = 8;
+
+/// RAM of a decoder: the tables of its slots and a row of logits.
+fn decoder_heap_bytes(shape: &DecodeShape, vocabulary: usize) -> usize {
+    4 * shape.slots * shape.positions + 8 * shape.slots + 8 * shape.cache_rows + 8 * vocabulary
+}
+
+/// RAM of the process for generation besides its arena.
+pub fn generation_bytes(request: &Request, shape: &DecodeShape) -> u64 {
+    let vocabulary = request.spec.vocabulary;
+    let sampling = (vocabulary * CANDIDATE_BYTES) as u64;
+    let sequences = 4 * (shape.slots * shape.positions) as u64;
+    decoder_heap_bytes(shape, vocabulary) as u64
+        + sampling
+        + sequences
+        + TOKENIZER_TOKEN_BYTES * vocabulary as u64
+        + CHAT_BYTES
 }
 
 /// RAM of a process for MPI: its library, buffers for each rank, and our scratch for sums.

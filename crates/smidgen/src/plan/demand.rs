@@ -15,8 +15,9 @@ use smidgen_data::eval_batch::{eval_extent, largest_extent};
 use smidgen_data::micro_batch::{self, Packing, largest_micro_batch, packed_epoch};
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::grouped_digits::Grouped;
+use smidgen_ir::objective::RowsNeeded;
 use smidgen_ir::{Extent, Objective, Policy};
-use smidgen_recipe::Batch;
+use smidgen_recipe::{AnswerSettings, Batch};
 
 /// Packs samples into micro-batches of the policy's size.
 pub fn pack(packing: &mut Packing, policy: &Policy, set: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
@@ -36,6 +37,9 @@ pub fn largest_samples(
 /// One line: how many rows of an epoch, or of a shorter run, are packed into how many sequences.
 pub fn describe_packing(rows: &Rows, policy: &Policy, ranks: usize) -> Result<String, Failure> {
     let tokens = policy.micro_tokens;
+    if rows.prompts.is_some() {
+        return Ok(format!("the answers of a step, in sequences of up to {} tokens", Grouped(tokens as u64)));
+    }
     let packed = packed_epoch(&rows.batches, &rows.train, tokens, ranks).map_err(Failure::data)?;
     let is_whole = rows.train.stats().rows.kept == rows.train.len() as u64;
     let noun = match (is_whole, packed.samples) {
@@ -54,6 +58,27 @@ pub fn describe_packing(rows: &Rows, policy: &Policy, ranks: usize) -> Result<St
         Grouped(packed.sequences),
         Grouped(tokens as u64)
     ))
+}
+
+/// Tokens of the longest samples that stay in one micro-batch, over the whole run.
+pub fn longest_together(job: &Job, rows: &Rows) -> usize {
+    let recipe = &job.recipe;
+    if rows.prompts.is_some() {
+        return rows.train.longest() + recipe.answer_settings().max_completion_length;
+    }
+    longest_in(job, &rows.train)
+}
+
+/// The same for one set; KTO's prompts also meet the completions of other rows.
+fn longest_in(job: &Job, set: &TokenSet) -> usize {
+    match compares_divergence(job) {
+        true => set.longest_together().max(set.longest_mismatch().min(job.recipe.data.max_tokens)),
+        false => set.longest_together(),
+    }
+}
+
+fn compares_divergence(job: &Job) -> bool {
+    matches!(&job.request.objective, Some(Objective::Labels(loss)) if loss.compares_divergence)
 }
 
 /// What training needs from a plan.
@@ -86,14 +111,10 @@ impl DemandShape {
     }
 
     fn of_rows(job: &Job, rows: &Rows, pinned: Option<usize>) -> Result<DemandShape, Failure> {
-        let compares_divergence =
-            matches!(&job.request.objective, Some(Objective::Labels(loss)) if loss.compares_divergence);
-        let longest = rows.train.longest_together();
-        let longest = if compares_divergence {
-            longest.max(rows.train.longest_mismatch().min(job.recipe.data.max_tokens))
-        } else {
-            longest
-        };
+        if rows.prompts.is_some() {
+            return DemandShape::of_prompts(job, rows, pinned);
+        }
+        let longest = longest_together(job, rows);
         let ranks = job.request.rank.of;
         let largest = |micro_tokens: usize| {
             largest_micro_batch(&rows.batches, &rows.train, micro_tokens, ranks).map_err(Failure::data)
@@ -113,9 +134,9 @@ impl DemandShape {
             let largest = largest(micro_tokens)?;
             let mut extent = largest.micro_batch;
             let evaluated = rows.eval.iter().chain(rows.choices.as_ref().map(|choices| &choices.set));
-            let longest_evaluated = evaluated.clone().map(TokenSet::longest_together).max().unwrap_or(0);
+            let longest_evaluated = evaluated.clone().map(|set| longest_in(job, set)).max().unwrap_or(0);
             let mut tokens = extent.tokens.max(longest_evaluated);
-            if compares_divergence {
+            if compares_divergence(job) {
                 // Prompts meet the completions of other rows, so any of their tokens may be supervised.
                 tokens = tokens.max(longest);
                 let mixed = Extent { tokens, rows: tokens, segments: extent.segments, audio: 0 };
@@ -130,11 +151,45 @@ impl DemandShape {
         Ok(DemandShape { demands, step_tokens, all_tokens: step_tokens * ranks as f64 })
     }
 
+    /// Answers are not known yet, so each may be as long as it may get, and as short as one token.
+    fn of_prompts(job: &Job, rows: &Rows, pinned: Option<usize>) -> Result<DemandShape, Failure> {
+        let AnswerSettings { num_generations, max_completion_length, .. } = job.recipe.answer_settings();
+        let Batch::Samples(batch) = job.recipe.train.batch else {
+            unreachable!("the recipe refuses a batch of tokens")
+        };
+        let stats = rows.train.stats();
+        let answers = batch.min(rows.train.len()) * num_generations;
+        let longest = longest_together(job, rows);
+        let step_tokens = answers * longest;
+        let mean = stats.mean_tokens + max_completion_length as f64;
+        let extent = |tokens: usize| {
+            let segments = answers.min(tokens / (stats.shortest_tokens + 1));
+            Extent { tokens, rows: tokens.min(segments * max_completion_length), segments, audio: 0 }
+        };
+        let demand = |micro_tokens: usize| Demand {
+            micro_tokens,
+            extent: extent(micro_tokens.min(step_tokens)),
+            step: extent(step_tokens),
+            micro_steps: (mean * answers as f64 / micro_tokens as f64).max(1.0),
+        };
+        let choices = micro_token_choices(pinned, step_tokens, longest)?;
+        let tokens = mean * answers as f64;
+        Ok(DemandShape {
+            demands: choices.into_iter().map(demand).collect(),
+            step_tokens: tokens,
+            all_tokens: tokens,
+        })
+    }
+
     fn assumed(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
         let max_tokens = job.recipe.data.max_tokens;
         let needed = job.recipe.rows_needed();
+        let sequences = match needed {
+            RowsNeeded::Prompts => job.recipe.answer_settings().num_generations,
+            _ => needed.sequences(),
+        };
         let samples = match job.recipe.train.batch {
-            Batch::Samples(rows) => rows * needed.sequences(),
+            Batch::Samples(rows) => rows * sequences,
             Batch::Tokens(tokens) => (tokens / max_tokens).max(1),
         };
         let all_tokens = (samples * max_tokens) as f64;

@@ -7,7 +7,7 @@
 use crate::failure::Failure;
 use crate::plan::budget::JobBudget;
 use crate::plan::conditions::Conditions;
-use crate::plan::context::{gpu_context, job_context};
+use crate::plan::context::{generation_bytes, gpu_context, job_context};
 use crate::plan::devices::JobDevice;
 use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::{DecodeShape, Demand, Look, Purpose, Request, Solution, SolveError, largest};
@@ -37,10 +37,6 @@ const MOST_AUTO_CONTEXT: usize = 4096;
 pub const DEFAULT_NEW_TOKENS: usize = 256;
 /// The shortest context that is suggested.
 pub const SHORTEST: usize = 16;
-/// Memory of a tokenizer per token of its vocabulary, merges included. Measured.
-pub const TOKENIZER_TOKEN_BYTES: u64 = 320;
-/// Memory of templates, arguments and the terminal.
-const CHAT_BYTES: u64 = 1 << 20;
 
 /// A generation that fits.
 #[derive(Debug)]
@@ -129,7 +125,7 @@ impl Candidate {
         let mut request = Request { decode: Some(shape), audio, ..request.clone() };
         request.extent = request.decode_extent().unwrap_or_default();
         let context = match request.device {
-            DeviceKind::Cpu => job_context(&request, model, heap_bytes(&request, &shape)),
+            DeviceKind::Cpu => job_context(&request, model, generation_bytes(&request, &shape)),
             DeviceKind::Cuda => gpu_context(place),
         };
         let conditions =
@@ -201,30 +197,10 @@ fn refusal(
     }
 }
 
-/// The sampler keeps an id and a logit for each token of the vocabulary.
-const CANDIDATE_BYTES: usize = 8;
-
 /// Bytes of the cached keys and values.
 pub fn cache_bytes(plan: &Plan) -> usize {
     let buffers = plan.leaves(LeafKind::Cache).filter_map(|(_, value)| value.buffer);
     buffers.map(|id| plan.buffer(id).bytes).sum()
-}
-
-/// RAM of a decoder: the tables of its slots and a row of logits.
-fn decoder_heap_bytes(shape: &DecodeShape, vocabulary: usize) -> usize {
-    4 * shape.slots * shape.positions + 8 * shape.slots + 8 * shape.cache_rows + 8 * vocabulary
-}
-
-/// RAM of the process for generation besides its arena.
-fn heap_bytes(request: &Request, shape: &DecodeShape) -> u64 {
-    let vocabulary = request.spec.vocabulary;
-    let sampling = (vocabulary * CANDIDATE_BYTES) as u64;
-    let sequences = 4 * (shape.slots * shape.positions) as u64;
-    decoder_heap_bytes(shape, vocabulary) as u64
-        + sampling
-        + sequences
-        + TOKENIZER_TOKEN_BYTES * vocabulary as u64
-        + CHAT_BYTES
 }
 
 impl GenerationPlan {

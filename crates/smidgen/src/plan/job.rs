@@ -17,6 +17,7 @@ use crate::plan::shapes::Shape;
 use crate::plan::trained_choice::{
     choices, chosen_tensors, chosen_words, master_of, store_trained, tensors_next_to,
 };
+use crate::rewards::check_rewards;
 use crate::rows::data::{Data, Rows, read_data};
 use crate::rows::sets::MemoryRows;
 use serde_json::Value as Json;
@@ -26,15 +27,15 @@ use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::model::overflows_f16;
 use smidgen_compile::model::spec::{HEAD, LinearKind};
 use smidgen_compile::request::{self, Reference};
-use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
+use smidgen_compile::{AdapterForm, DecodeShape, DecoderSpec, Request, TrainedBiases};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::{ModulePattern, is_of_experts};
 use smidgen_hub::{Access, Want};
 use smidgen_ir::{AdamW, DeviceKind, Extent, Objective, Precision, Rank, Workload};
 use smidgen_recipe::{
-    AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, ModelPath, ObjectiveMistake, Optimizer,
-    Recipe, RecipePath, ReferenceMemory, ReferenceUse,
+    AdapterKind, AnswerSettings, Batch, Bias, Compute, EvalTask, Init, Memory, ModelPath, ObjectiveMistake,
+    Optimizer, Recipe, RecipePath, ReferenceMemory, ReferenceUse,
 };
 use smidgen_runtime::cuda::gpu_generation::LEAST_WITH_BF16;
 
@@ -196,6 +197,7 @@ impl Job {
         let mut request = build_request(&recipe, &spec, &model, place.kind(), arithmetic)?;
         request.rank = world.rank;
         refuse_objective(&recipe, &request)?;
+        check_rewards(&recipe, None)?;
         if recipe.memory.threads == 0 {
             request.threads = world.threads(request.threads);
         }
@@ -217,9 +219,11 @@ impl Job {
         let data = read_data(&recipe, rows, &model, &request, purpose == Purpose::Plan, access)?;
         request.audio = audio_input(&request, &data)?;
         if let Data::Rows(rows) = &data {
-            request.workload = workload(&rows.train);
+            check_rewards(&recipe, Some(rows))?;
+            request.workload = workload(&recipe, &rows.train);
             request.row_losses = rows.choices.is_some();
         }
+        request.decode = rollout_shape(&recipe, &data);
         Ok(Job { recipe, model, request, arithmetic, place, profile, data, budget, purpose, world })
     }
 }
@@ -281,7 +285,27 @@ impl Job {
     }
 }
 
-fn workload(set: &TokenSet) -> Workload {
+/// The sizes of generation if as many answers of a step as make sense are generated together; the planner may take fewer.
+fn rollout_shape(recipe: &Recipe, data: &Data) -> Option<DecodeShape> {
+    /// More sequences at the same time gain nothing on any device.
+    const MOST_SLOTS: usize = 256;
+    let Batch::Samples(batch) = recipe.train.batch else { return None };
+    let AnswerSettings { num_generations, max_completion_length, .. } = recipe.answer_settings();
+    let (batch, positions) = match data {
+        Data::Rows(rows) => (batch.min(rows.train.len()), rows.train.longest() + max_completion_length),
+        Data::Assumed { .. } => (batch, recipe.data.max_tokens),
+    };
+    let slots = (batch * num_generations).min(MOST_SLOTS);
+    recipe.generates().then(|| DecodeShape::of_equal_slots(slots, positions))
+}
+
+fn workload(recipe: &Recipe, set: &TokenSet) -> Workload {
+    if recipe.generates() {
+        // As if every answer were as long as it may be.
+        let answer = recipe.answer_settings().max_completion_length as f64;
+        let whole = set.stats().mean_tokens + answer;
+        return Workload { keys_per_query: whole / 2.0, supervised: answer / whole };
+    }
     let pairs: f64 = (0..set.len()).map(|sample| f64::from(set.length(sample)).powi(2) / 2.0).sum();
     let stats = set.stats();
     let tokens = stats.tokens as f64;

@@ -8,10 +8,12 @@
 use crate::plan::artifact::Artifact;
 use crate::plan::audio::{clip_stores, encoded_bytes, longest_clip_rows, longest_rows, plan_encoding};
 use crate::plan::budget::JobBudget;
-use crate::plan::context::{gpu_context, pinned_bytes, process_bytes, process_context};
+use crate::plan::context::{
+    TOKENIZER_TOKEN_BYTES, gpu_context, pinned_bytes, process_bytes, process_context,
+};
 use crate::plan::disk::Footprint;
 use crate::plan::facts::MemoryFacts;
-use crate::plan::generation::{DEFAULT_NEW_TOKENS, Sizes, TOKENIZER_TOKEN_BYTES, plan_generation};
+use crate::plan::generation::{DEFAULT_NEW_TOKENS, Sizes, plan_generation};
 use crate::plan::job::Job;
 use crate::plan::model::written_storage;
 use crate::rows::data::Data;
@@ -58,7 +60,7 @@ pub struct PhaseMemory {
 }
 
 /// The phases of `smidgen train` itself; the others are commands that may follow.
-pub const OF_TRAINING: [&str; 6] = ["encode", "load", "train", "eval", "save", "resume"];
+pub const OF_TRAINING: [&str; 7] = ["encode", "load", "rollout", "train", "eval", "save", "resume"];
 
 /// What the run itself needs: the most of each kind of memory over its phases.
 pub fn must_fit(life: &[PhaseMemory]) -> Spaces {
@@ -109,6 +111,10 @@ pub fn plan_phases(job: &Job, facts: &MemoryFacts, solution: &Solution) -> Vec<P
         add("encode", needs);
     }
     add("load", reserved);
+    // Answers are generated in the memory that steps use afterwards.
+    if job.request.decode.is_some() {
+        add("rollout", with_files(checkpoints));
+    }
     add("train", with_files(checkpoints));
     if job.recipe.train.eval_every > 0 {
         add("eval", with_files(checkpoints));
@@ -167,7 +173,7 @@ fn generation(job: &Job, facts: &MemoryFacts) -> Option<Spaces> {
 
 /// The request for generating with what the run makes: the base with its adapter, or the model that it writes.
 fn made_request(job: &Job) -> Request {
-    let mut request = Request { objective: None, reference: None, ..job.request.clone() };
+    let mut request = Request { objective: None, reference: None, decode: None, ..job.request.clone() };
     if Artifact::of(&job.recipe) == Artifact::Model {
         let tensors = request.spec.tensors().into_iter();
         let written = tensors.filter_map(|tensor| {

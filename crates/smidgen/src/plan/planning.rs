@@ -10,9 +10,10 @@ use crate::plan::arithmetic::Arithmetic;
 use crate::plan::artifact::Artifact;
 use crate::plan::conditions::{Conditions, HOST_OF_A_CARD_BYTES};
 use crate::plan::context::{pinned_bytes, process_context};
-use crate::plan::demand::DemandShape;
+use crate::plan::demand::{DemandShape, longest_together};
 use crate::plan::exchange::Exchange;
 use crate::plan::facts::{Before, MemoryFacts};
+use crate::plan::generation::cache_bytes;
 use crate::plan::job::Job;
 use crate::plan::model::written_storage;
 use crate::plan::phases::{OF_TRAINING, PhaseMemory, plan_phases};
@@ -21,9 +22,9 @@ use crate::plan::rank_layout::RankLayout;
 use crate::plan::shapes::Shape;
 use crate::rows::data::Data;
 use smidgen_compile::request::Master;
-use smidgen_compile::{Budget, Choice, Solution, SolveError, Why, smallest_resident};
+use smidgen_compile::{Budget, Choice, DecodeShape, Solution, SolveError, Why, smallest_resident};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, PlannedValue, Policy, Space, Storage};
+use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, Plan, PlannedValue, Policy, Space, Storage};
 use smidgen_recipe::{Compute, Length};
 use std::collections::BTreeSet;
 use std::iter::successors;
@@ -165,7 +166,7 @@ fn halve_micro_batches(job: &Job, facts: &MemoryFacts, before: &Policy) -> Resul
     if job.recipe.memory.pins.sets(Choice::MicroBatch) {
         return Ok(None);
     }
-    let longest = rows.train.longest();
+    let longest = longest_together(job, rows);
     let halves = |policy: &Policy| policy.with_halved_micro_batches(longest);
     for policy in successors(halves(before), halves) {
         if let Some(planned) = keep(job, facts, &policy)? {
@@ -289,12 +290,24 @@ fn notes(
     if job.recipe.model.compute == Compute::Bf16 && matches!(job.arithmetic, Arithmetic::F32(_)) {
         notes.push("this processor has no bf16 instructions: computing in f32".to_owned());
     }
+    notes.extend(rollout_note(&solution.plan));
     notes.extend(trained_note(job));
     notes.extend(pin_notes(job));
     notes.extend(facts.budget.note());
     notes.extend(host_note(job, conditions, solution));
     notes.extend(gain_of_more_memory(job, shape, conditions, solution).filter(|_| fits));
     notes
+}
+
+/// How many answers are generated at the same time, and what their caches take of the memory of the steps.
+fn rollout_note(plan: &Plan) -> Option<String> {
+    let DecodeShape { slots, positions, .. } = DecodeShape::planned(plan)?;
+    let (noun, bytes) =
+        (if slots == 1 { "answer" } else { "answers" }, format_bytes(cache_bytes(plan) as u64));
+    Some(format!(
+        "generates {slots} {noun} at the same time, up to {positions} tokens with the prompt: their caches take {bytes} of the \
+         memory that steps use afterwards"
+    ))
 }
 
 /// The host memory that a plan for a GPU needs.

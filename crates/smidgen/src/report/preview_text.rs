@@ -87,7 +87,13 @@ pub fn render_preview(preview: &Preview<'_>, colour: bool) -> String {
     let [all, supervised, cut] =
         [stats.tokens, stats.supervised_tokens, stats.cut_tokens].map(|tokens| Grouped(tokens).to_string());
     let share = 100.0 * stats.supervised_tokens as f64 / stats.tokens as f64;
-    lines.push(field("tokens", format!("{all}, {supervised} supervised ({share:.1} %), {cut} cut off")));
+    lines.push(field(
+        "tokens",
+        match rows.prompts {
+            Some(_) => format!("{all}, all of prompts"),
+            None => format!("{all}, {supervised} supervised ({share:.1} %), {cut} cut off"),
+        },
+    ));
     let (shortest, longest, mean) = (stats.shortest_tokens, stats.longest_tokens, stats.mean_tokens);
     lines.push(field("lengths", format!("{shortest} to {longest}, {mean:.1} on average")));
     if let Some(clips) = set.clips() {
@@ -102,8 +108,9 @@ pub fn render_preview(preview: &Preview<'_>, colour: bool) -> String {
     let (total, per_epoch) = (Grouped(rows.batches.total_steps()), Grouped(steps));
     lines.push(field("steps", format!("{total} total, {per_epoch} per epoch")));
     let demand = &planned.solution.demand;
+    let what = if rows.prompts.is_some() { "prompts" } else { "samples" };
     let per_step = format!(
-        "{:.1} samples, {:.0} tokens, {:.1} micro-batches of up to {} tokens",
+        "{:.1} {what}, {:.0} tokens, {:.1} micro-batches of up to {} tokens",
         set.len() as f64 / steps as f64,
         planned.step_tokens,
         demand.micro_steps.max(1.0),

@@ -6,14 +6,15 @@
 
 use super::plan_facts::PlanFacts;
 use crate::failure::Failure;
-use crate::logs::metrics::is_being_written;
+use crate::logs::metrics::{ROLLOUTS_FILE, is_being_written};
 use crate::logs::thinning::{DENSE_STEPS, stride};
 use crate::run_folder::history::{History, PartEnd};
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 use smidgen_formats::json_file::read_json_file;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 const PLAN: &str = "plan.json";
@@ -39,6 +40,8 @@ pub struct RunRecord {
     pub has_torn_line: bool,
     /// The peak memory of each rank, as measured; empty for a run without ranks.
     pub rank_bytes: Vec<u64>,
+    /// Some answers of the last step that generated any.
+    pub answers: Vec<Value>,
 }
 
 /// One optimizer step; a number that was not finite is `null` in the file, and NaN here.
@@ -179,9 +182,29 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
         BTreeMap::new()
     };
     let job = std::fs::read_to_string(folder.join(JOB)).ok();
+    let answers = read_answers(&folder.join(ROLLOUTS_FILE)).unwrap_or_default();
     // An absolute path, because a page may be opened on another machine.
     let folder = Some(std::path::absolute(folder).unwrap_or(folder.to_path_buf()));
-    Ok(RunRecord { folder, plan, history, phases, job, is_running, ..measured })
+    Ok(RunRecord { folder, plan, history, phases, job, is_running, answers, ..measured })
+}
+
+/// The first answers of the last step in the end of a file, which may be large and still be written.
+fn read_answers(path: &Path) -> std::io::Result<Vec<Value>> {
+    const MOST_ANSWERS: usize = 8;
+    const END_BYTES: u64 = 4 << 20;
+    let mut file = File::open(path)?;
+    let first = file.metadata()?.len().saturating_sub(END_BYTES);
+    file.seek(SeekFrom::Start(first))?;
+    let mut text = Vec::new();
+    file.take(END_BYTES).read_to_end(&mut text)?;
+    // The first line may begin in the middle, and the last one may be incomplete.
+    let lines =
+        text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+    let mut answers: Vec<Value> = lines.filter(|line| line["completion"].is_string()).collect();
+    let last = answers.last().map(|answer| answer["step"].clone());
+    answers.retain(|answer| Some(&answer["step"]) == last.as_ref());
+    answers.truncate(MOST_ANSWERS);
+    Ok(answers)
 }
 
 /// A line of the metrics: a step if it has `step_ms`, an evaluation if it has `eval_ms`.

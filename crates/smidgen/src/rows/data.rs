@@ -6,6 +6,7 @@
 use super::choice::ChoiceSet;
 use super::keys::training_sources;
 use super::prompting::prompt_of_rows;
+use super::prompts::{Prompts, read_prompts};
 use super::sets::{
     EvalSets, MemoryRows, ReadData, read_eval_sets, read_training_set, split_choices, split_set,
 };
@@ -17,6 +18,8 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::prompt_file::PromptFile;
 use smidgen_hub::{Access, Fetch};
+use smidgen_ir::Objective;
+use smidgen_ir::objective::LabelLoss;
 use smidgen_recipe::{Batch, EvalTask, Length, Recipe};
 
 /// Rows to train on, or what a plan assumes without them.
@@ -29,12 +32,24 @@ pub enum Data {
     },
 }
 
+impl Data {
+    /// The prompts of a run that generates its answers.
+    pub fn prompts(&self) -> Option<&Prompts> {
+        match self {
+            Data::Rows(rows) => rows.prompts.as_ref(),
+            Data::Assumed { .. } => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Rows {
     pub train: TokenSet,
     pub eval: Option<TokenSet>,
     /// If `eval.task` is `choice`.
     pub choices: Option<ChoiceSet>,
+    /// What rewards read of each row of `train`, if answers are generated.
+    pub prompts: Option<Prompts>,
     pub batches: BatchPlan,
     /// The sources of training rows: at least one.
     pub sources: Vec<Source>,
@@ -79,7 +94,15 @@ pub fn read_data(
         Some(held) => (Some(&held.train[..]), Some(&held.eval[..]).filter(|rows| !rows.is_empty())),
         None => (None, None),
     };
-    let train = match read_training_set(recipe, held_train, model, request, access) {
+    let mut prompts = None;
+    let read = match recipe.generates() {
+        true => read_prompts(recipe, held_train, model, request, access).map(|(set, own)| {
+            prompts = Some(own);
+            set
+        }),
+        false => read_training_set(recipe, held_train, model, request, access),
+    };
+    let train = match read {
         Ok(prepared) => prepared,
         Err(ReadData::Absent(reason)) if may_be_absent => {
             return Ok(Data::Assumed { reason: reason.message });
@@ -122,6 +145,7 @@ pub fn read_data(
     };
     let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
     let batches = BatchPlan::mixed(&train, &weights, options).map_err(Failure::recipe)?;
+    refuse_lonely_rows(recipe, &train, eval.as_ref(), &batches)?;
     let shares = batches.samples_of_sources();
     let described = sources.iter().zip(origins).zip(train.sources()).enumerate();
     let sources = described.map(|(index, ((source, origin), samples))| Source {
@@ -136,7 +160,36 @@ pub fn read_data(
         prompt = prompt.or(prompt_of_rows(recipe, &source.origin)?);
     }
     let choices = evaluated.choices;
-    Ok(Data::Rows(Box::new(Rows { train, eval, choices, batches, sources, prompt, warnings })))
+    Ok(Data::Rows(Box::new(Rows { train, eval, choices, prompts, batches, sources, prompt, warnings })))
+}
+
+/// KTO's divergence pairs each prompt with the completion of another row of the step, so a step of one row is refused before
+/// the run begins.
+fn refuse_lonely_rows(
+    recipe: &Recipe,
+    train: &TokenSet,
+    eval: Option<&TokenSet>,
+    batches: &BatchPlan,
+) -> Result<(), Failure> {
+    let Ok(Some(Objective::Labels(LabelLoss { compares_divergence: true, .. }))) = recipe.objective() else {
+        return Ok(());
+    };
+    let (rows, Batch::Samples(batch)) = (train.row_count(), recipe.train.batch) else { return Ok(()) };
+    let (batch, rest) = (batch.min(rows), rows % batch.min(rows));
+    let ends_epoch = batches.total_steps() >= batches.first_epoch_steps();
+    let evaluated = eval.map(|set| match recipe.eval.limit {
+        0 => set.row_count(),
+        limit => limit.min(set.row_count()),
+    });
+    let what = if batch == 1 || (rest == 1 && ends_epoch) {
+        format!("{rows} rows in steps of {batch} leave a step with one row")
+    } else if evaluated == Some(1) {
+        "there is one row to evaluate".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(Failure::data(format!("{what}, and `kto` compares each row with another one of its step"))
+        .hint("change `train.batch`, `data.limit` or `data.split`, so that two rows are left; `train.loss_type = \"apo_zero_unpaired\"` compares no rows"))
 }
 
 const HELD_CHOICES: &str = "`eval.task = choice` reads its rows from files, and these rows are in memory";

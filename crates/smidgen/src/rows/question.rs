@@ -254,14 +254,14 @@ fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Questio
 }
 
 /// The fields of a [`Question`] that come from its example.
-struct Asked {
-    prompt: String,
-    add_special: bool,
+pub(super) struct Asked {
+    pub prompt: String,
+    pub add_special: bool,
     delimiter: String,
     expected: Option<String>,
 }
 
-fn ask(
+pub(super) fn ask(
     example: &Example,
     template: Option<&DataTemplate>,
     tokenizer: &Tokenizer,

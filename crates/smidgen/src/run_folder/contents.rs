@@ -9,6 +9,7 @@ use crate::console::colour::WARNING;
 use crate::failure::{Failure, FailureKind};
 use crate::plan::job::Job;
 use crate::rows::data::Data;
+use crate::rows::prompts::Prompt;
 use crate::session::encoding::hash_encoder;
 use crate::session::weights::WeightHashes;
 use serde::{Deserialize, Serialize};
@@ -109,6 +110,9 @@ impl Contents {
                     contents.data.insert(key.into(), Samples::of(set)?);
                 }
             }
+        }
+        if let Some(prompts) = job.data.prompts() {
+            contents.data.insert("data.train (columns)".into(), Samples::of_columns(&prompts.rows));
         }
         contents.config = job.model.config().as_object().cloned().unwrap_or_default();
         contents.tokenizer = hash_tokenizer(&job.model)?;
@@ -238,6 +242,18 @@ impl std::fmt::Display for Samples {
 }
 
 impl Samples {
+    /// What rewards read of prompts, whose tokens are hashed with the samples.
+    fn of_columns(prompts: &[Prompt]) -> Samples {
+        let (hash, mut offset) = (ContentHash::default(), 0u64);
+        for prompt in prompts {
+            let text = serde_json::json!([prompt.shown, prompt.fields]).to_string() + "\n";
+            hash.add(offset, text.as_bytes());
+            offset += text.len() as u64;
+        }
+        let hash = hash.finish(offset).unwrap_or_default();
+        Samples { samples: prompts.len() as u64, tokens: 0, hash }
+    }
+
     fn of(set: &TokenSet) -> Result<Samples, Failure> {
         let (hash, mut offset) = (ContentHash::default(), 0u64);
         let (mut ids, mut bytes) = (Vec::new(), Vec::new());

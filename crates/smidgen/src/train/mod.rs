@@ -1,7 +1,8 @@
 //! Training: the loop over steps, and the run around it.
 //!
 //! `run.rs` goes from a claimed folder to the report, for the command and for the library. `replanning.rs` runs a job
-//! with one plan after another, `trainer.rs` is the loop over steps, and `steps.rs` computes a step. The loop decides
+//! with one plan after another, `trainer.rs` is the loop over steps, `steps.rs` computes a step, and `rollouts.rs` generates the
+//! answers that a step trains on. The loop decides
 //! nothing about memory: it feeds the plan's entry points and reads their report.
 //! Left out: checkpoints and resume (`run_folder/`), metrics (`logs/`), and evaluations other than the loss and the
 //! accuracy on choices (`eval/`).
@@ -17,6 +18,7 @@ mod objective_numbers;
 mod prepare;
 pub mod replanning;
 mod replay;
+mod rollouts;
 pub mod run;
 mod saving;
 mod steps;

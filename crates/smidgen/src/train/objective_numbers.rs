@@ -13,7 +13,7 @@ use crate::session::feed::Feed;
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::whole_file::write_whole;
-use smidgen_ir::objective::{Measure, PairLoss, RowsNeeded, figure, sequence};
+use smidgen_ir::objective::{Measure, PairLoss, figure, sequence};
 use smidgen_ir::{Entry, Extent, Objective};
 use smidgen_recipe::{AnswerMean, AnswerSettings, ReferenceMemory, RewardScale};
 use smidgen_runtime::{Device, Executor};
@@ -51,22 +51,32 @@ pub enum Which {
 #[derive(Debug)]
 pub struct ObjectiveNumbers {
     objective: Objective,
-    needed: RowsNeeded,
+    /// Longer sequences are cut.
+    max_tokens: usize,
     answers: AnswerSettings,
     source: Source,
     is_nll_reported: bool,
-    /// The numbers of each sample, and for answers the log-probabilities of its rows: before the updates, and of the
-    /// reference.
+    /// The numbers of each sample.
     numbers: HashMap<u32, [f64; Objective::SEQUENCE_COLUMNS]>,
-    before: HashMap<u32, Vec<[f32; Objective::BEFORE_COLUMNS]>>,
-    /// The batch whose answers `before` is about.
-    batch: Option<u64>,
+    /// Of the answers of the training batch, and of evaluated ones: an evaluation between two updates with the same
+    /// answers must not change what the second update reads.
+    before: [Before; 2],
+    /// The set that the numbers are about.
+    which: Which,
     counts: Counts,
+}
+
+/// Log-probabilities of the rows of answers: before the updates, and of the reference.
+#[derive(Debug, Default)]
+struct Before {
+    /// The training batch that they are about.
+    batch: Option<u64>,
+    rows: HashMap<u32, Vec<[f32; Objective::BEFORE_COLUMNS]>>,
 }
 
 /// Counts over a step, or over an evaluation.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+pub struct Counts {
     chosen: f64,
     rejected: f64,
     tokens: f64,
@@ -95,7 +105,7 @@ impl ObjectiveNumbers {
         let is_nll_reported = matches!(&objective, Objective::Pairs(_)) && !recipe.reports_as_dpo();
         Some(ObjectiveNumbers {
             objective,
-            needed: recipe.rows_needed(),
+            max_tokens: recipe.data.max_tokens,
             answers: recipe.answer_settings(),
             source: match (recipe.has_reference(), is_cached) {
                 (false, _) => Source::None,
@@ -104,8 +114,8 @@ impl ObjectiveNumbers {
             },
             is_nll_reported,
             numbers: HashMap::new(),
-            before: HashMap::new(),
-            batch: None,
+            before: Default::default(),
+            which: Which::Train,
             counts: Counts::default(),
         })
     }
@@ -144,12 +154,12 @@ impl ObjectiveNumbers {
 
     /// Writes what a checkpoint between two updates with the same answers needs: log-probabilities before the first.
     pub fn write_before(&self, folder: &Path) -> Result<(), Failure> {
-        let Some(batch) = self.batch.filter(|_| self.answers.num_iterations > 1) else { return Ok(()) };
+        let Before { batch, rows } = &self.before[Which::Train as usize];
+        let Some(batch) = batch.filter(|_| self.answers.num_iterations > 1) else { return Ok(()) };
         let mut bytes = batch.to_le_bytes().to_vec();
-        let mut samples: Vec<&u32> = self.before.keys().collect();
-        samples.sort_unstable();
-        for sample in samples {
-            let rows = &self.before[sample];
+        let mut samples: Vec<(&u32, _)> = rows.iter().collect();
+        samples.sort_unstable_by_key(|(sample, _)| **sample);
+        for (sample, rows) in samples {
             bytes.extend(sample.to_le_bytes());
             bytes.extend((rows.len() as u32).to_le_bytes());
             bytes.extend(rows.iter().flatten().flat_map(|value| value.to_le_bytes()));
@@ -169,15 +179,15 @@ impl ObjectiveNumbers {
         let mut words = bytes.as_chunks::<4>().0.iter();
         let mut word = || words.next().copied().ok_or_else(damaged);
         let (low, high) = (u32::from_le_bytes(word()?), u32::from_le_bytes(word()?));
-        self.before.clear();
-        self.batch = Some(u64::from(low) | u64::from(high) << 32);
+        let mut before = Before { batch: Some(u64::from(low) | u64::from(high) << 32), rows: HashMap::new() };
         while let Ok(sample) = word() {
             let mut rows = Vec::new();
             for _ in 0..u32::from_le_bytes(word()?) {
                 rows.push([f32::from_le_bytes(word()?), f32::from_le_bytes(word()?)]);
             }
-            self.before.insert(u32::from_le_bytes(sample), rows);
+            before.rows.insert(u32::from_le_bytes(sample), rows);
         }
+        self.before[Which::Train as usize] = before;
         Ok(())
     }
 
@@ -191,6 +201,7 @@ impl ObjectiveNumbers {
     ) -> Result<(), Failure> {
         self.numbers.clear();
         self.counts = Counts::default();
+        self.which = which;
         match &self.objective {
             Objective::Pairs(_) => self.prepare_pairs(passes, set, which, samples),
             Objective::Labels(_) => self.prepare_labels(passes, set, which, samples),
@@ -261,19 +272,16 @@ impl ObjectiveNumbers {
         let pairs: Vec<(u32, u32)> = samples.iter().copied().zip(before.copied()).collect();
         let mut sum = 0.0;
         for (entry, sign) in [(Entry::Eval, 1.0), (Entry::Reference, -1.0)] {
-            let most = passes.executor.plan().extent;
+            let (most, max_tokens) = (passes.executor.plan().extent, self.max_tokens);
+            let fits = |pairs: &[(u32, u32)]| most.contains(&mismatched_extent(set, pairs, max_tokens));
             let mut first = 0;
             while first < pairs.len() {
                 let mut end = first + 1;
-                passes
-                    .micro_batch
-                    .fill_mismatched(set, &pairs[first..end], most.tokens)
-                    .map_err(Failure::disk)?;
-                while end < pairs.len() && most.contains(&mismatched_extent(set, &pairs[first..=end])) {
+                while end < pairs.len() && fits(&pairs[first..=end]) {
                     end += 1;
                 }
                 let chosen = &pairs[first..end];
-                passes.micro_batch.fill_mismatched(set, chosen, most.tokens).map_err(Failure::disk)?;
+                passes.micro_batch.fill_mismatched(set, chosen, max_tokens).map_err(Failure::disk)?;
                 run_pass(passes, entry, |_, value| sum += sign * f64::from(value))?;
                 first = end;
             }
@@ -290,26 +298,27 @@ impl ObjectiveNumbers {
         batch: Option<u64>,
     ) -> Result<(), Failure> {
         let AnswerSettings { num_iterations, max_completion_length, mean, .. } = self.answers;
-        if batch.is_none() || self.batch != batch {
+        if batch.is_none() || self.before[which as usize].batch != batch {
             let reference = self.reference_rows(passes, set, which, samples)?;
             // With one update per batch, the policy is still the one before the update.
             let old = match num_iterations > 1 && batch.is_some() {
                 true => rows_by(passes, Entry::Eval, set, samples)?,
                 false => RowsOfSamples::new(),
             };
-            self.before.clear();
+            let mut before = Before { batch, rows: HashMap::new() };
             for &sample in samples {
                 let row = |rows: &RowsOfSamples, index: usize| {
                     rows.get(&sample).map_or(f32::NAN, |rows| rows[index])
                 };
                 let count = set.supervised(sample as usize) as usize;
                 let rows = (0..count).map(|index| [row(&old, index), row(&reference, index)]);
-                self.before.insert(sample, rows.collect());
+                before.rows.insert(sample, rows.collect());
             }
-            self.batch = batch;
+            self.before[which as usize] = before;
         }
         let rewards: Vec<f64> = samples.iter().map(|sample| f64::from(set.mark(*sample as usize))).collect();
-        let advantages = advantages(&rewards, self.needed.sequences(), self.answers.scale, &mut self.counts);
+        let advantages =
+            advantages(&rewards, self.answers.num_generations, self.answers.scale, &mut self.counts);
         let tokens = |sample: u32| f64::from(set.supervised(sample as usize));
         let all_tokens: f64 = samples.iter().map(|sample| tokens(*sample)).sum();
         let answers = samples.len() as f64;
@@ -350,7 +359,7 @@ impl ObjectiveNumbers {
         for range in segments.windows(2) {
             let sample = sample_of_token[range[0] as usize];
             numbers.extend(self.numbers.get(&sample).unwrap_or(&Default::default()));
-            if let Some(rows) = self.before.get(&sample) {
+            if let Some(rows) = self.before[self.which as usize].rows.get(&sample) {
                 before.extend(rows.iter().flatten());
             }
         }
@@ -416,7 +425,7 @@ impl ObjectiveNumbers {
 }
 
 /// How far each reward is above the mean of its group, divided as `scale` says.
-fn advantages(rewards: &[f64], group: usize, scale: RewardScale, counts: &mut Counts) -> Vec<f64> {
+pub fn advantages(rewards: &[f64], group: usize, scale: RewardScale, counts: &mut Counts) -> Vec<f64> {
     const LEAST: f64 = 1e-4;
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     let deviation = |values: &[f64]| {
@@ -453,11 +462,11 @@ fn sum_after(rows: &RowsOfSamples, sample: u32, skipped: usize) -> f64 {
     rows.get(&sample).map_or(0.0, |rows| rows[skipped..].iter().map(|value| f64::from(*value)).sum())
 }
 
-fn mismatched_extent(set: &TokenSet, pairs: &[(u32, u32)]) -> Extent {
+fn mismatched_extent(set: &TokenSet, pairs: &[(u32, u32)], max_tokens: usize) -> Extent {
     let (rows, tokens) = pairs.iter().fold((0, 0), |(rows, tokens), &(prompt, other)| {
-        let prompt = set.length(prompt as usize) - set.supervised(prompt as usize);
-        let own = set.supervised(other as usize);
-        (rows + own as usize, tokens + (prompt + own) as usize)
+        let prompt = (set.length(prompt as usize) - set.supervised(prompt as usize)) as usize;
+        let length = max_tokens.min(prompt + set.supervised(other as usize) as usize);
+        (rows + length.saturating_sub(prompt), tokens + length)
     });
     Extent { tokens, rows, segments: pairs.len(), audio: 0 }
 }

@@ -59,6 +59,7 @@ impl<D: Device> Trainer<'_, D> {
         dir.write_folder(&checkpoint_name(step), |folder| {
             resume::write_state(&mut steps.executor, job, state, folder)?;
             steps.objective.iter().try_for_each(|objective| objective.write_before(folder))?;
+            steps.rollouts.iter().try_for_each(|rollouts| rollouts.write(folder))?;
             write_prompt(job, folder)?;
             write_trainer_state(folder, &moment, journal.history())?;
             write_checksums(folder)

@@ -9,21 +9,29 @@
 use super::liveness::Liveness;
 use super::objective_numbers::{ObjectiveNumbers, Passes, Which};
 use super::replay::{Culprit, find_among, find_culprit};
+use super::rollouts::Rollouts;
 use crate::failure::Failure;
-use crate::plan::demand::{largest_samples, pack};
+use crate::plan::demand::{largest_samples, longest_together, pack};
 use crate::plan::job::Job;
 use crate::ranks::team::Team;
 use crate::run_folder::loss_scale::LossScale;
 use crate::run_folder::run_dir::RunDir;
 use crate::session::feed::{Feed, StepReport};
 use crate::session::weights::clear;
+use smidgen_data::example::GroupKind;
+use smidgen_data::mask::EncodedSample;
 use smidgen_data::micro_batch::{MicroBatch, Packing, token_and_row_count};
 use smidgen_data::share::Shares;
-use smidgen_data::tokens::TokenSet;
+use smidgen_data::token_builder::TokenSetBuilder;
+use smidgen_data::tokens::{TokenLimits, TokenSet};
+use smidgen_ir::objective::RowsNeeded;
 use smidgen_ir::{Entry, Extent, LeafKind, Policy};
+use smidgen_recipe::Overflow;
 use smidgen_runtime::executor::Turn;
 use smidgen_runtime::{Device, Executor};
 use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::rc::Rc;
 
 #[derive(Debug)]
 pub struct Steps<'a, D> {
@@ -45,6 +53,27 @@ pub struct Steps<'a, D> {
     liveness: Option<Liveness>,
     /// `None` if the loss is the mean negative log-likelihood.
     pub(super) objective: Option<ObjectiveNumbers>,
+    /// `None` if the answers are given.
+    pub(super) rollouts: Option<Rollouts<'a>>,
+}
+
+/// The samples that a step trains on.
+#[derive(Clone)]
+enum Samples<'a> {
+    OfData(&'a TokenSet),
+    /// Answers of the current batch.
+    Generated(Rc<TokenSet>),
+}
+
+impl Deref for Samples<'_> {
+    type Target = TokenSet;
+
+    fn deref(&self) -> &TokenSet {
+        match self {
+            Samples::OfData(set) => set,
+            Samples::Generated(set) => set,
+        }
+    }
 }
 
 /// A step whose work is queued on the device.
@@ -97,6 +126,7 @@ impl<'a, D: Device> Steps<'a, D> {
             loss_scale: loss_scale.or(LossScale::of(job.request.precision)),
             liveness: None,
             objective: ObjectiveNumbers::of(job),
+            rollouts: None,
         }
     }
 
@@ -130,13 +160,20 @@ impl<'a, D: Device> Steps<'a, D> {
     pub fn begin(&mut self, step: u64, lr: f64) -> Result<QueuedStep, Failure> {
         let train = self.train_set();
         let batch = self.job.rows().batches.step_samples(step);
+        let generated: Vec<u32>;
+        let chosen = match &train {
+            Samples::OfData(_) => &batch.samples[..],
+            Samples::Generated(set) => {
+                generated = (0..set.len() as u32).collect();
+                &generated
+            }
+        };
         let length = |sample: u32| train.length(sample as usize);
-        let tokens = batch.samples.iter().map(|sample| u64::from(length(*sample))).sum();
-        let supervised =
-            batch.samples.iter().map(|sample| u64::from(train.supervised(*sample as usize))).sum();
-        let shortest = batch.samples.iter().copied().min_by_key(|sample| length(*sample));
+        let tokens = chosen.iter().map(|sample| u64::from(length(*sample))).sum();
+        let supervised = chosen.iter().map(|sample| u64::from(train.supervised(*sample as usize))).sum();
+        let shortest = chosen.iter().copied().min_by_key(|sample| length(*sample));
         let rank = self.job.request.rank;
-        self.shares.divide(&batch.samples, length, rank.of);
+        self.shares.divide(chosen, length, rank.of);
         let mut samples = std::mem::take(&mut self.spare_samples);
         samples.clear();
         samples.extend_from_slice(self.shares.of(rank.index));
@@ -166,7 +203,24 @@ impl<'a, D: Device> Steps<'a, D> {
         let Steps { executor, feed, micro_batch, objective, .. } = self;
         let Some(objective) = objective else { return Ok(()) };
         let mut passes = Passes { executor, feed, micro_batch };
-        objective.prepare(&mut passes, (train, Which::Train), &step.samples, Some(batch))
+        objective.prepare(&mut passes, (&train, Which::Train), &step.samples, Some(batch))
+    }
+
+    /// What generates answers, if the run does.
+    pub fn prepare_rollouts(&mut self, dir: &RunDir, first_step: u64) -> Result<(), Failure> {
+        self.rollouts = Rollouts::of(self.job, &self.executor, dir, first_step)?;
+        Ok(())
+    }
+
+    /// Whether a step needs answers that are not generated yet.
+    pub fn lacks_answers(&self, step: u64) -> bool {
+        self.rollouts.as_ref().is_some_and(|rollouts| rollouts.lacks(step))
+    }
+
+    /// Generates and scores the answers of a step. Returns what to say about them.
+    pub fn generate(&mut self, step: u64) -> Result<Option<String>, Failure> {
+        let Steps { executor, rollouts, .. } = self;
+        rollouts.as_mut().map_or(Ok(None), |rollouts| rollouts.generate(executor, step))
     }
 
     /// Log-probabilities of the reference that are computed before the first step, or were in an earlier part of the run.
@@ -208,7 +262,7 @@ impl<'a, D: Device> Steps<'a, D> {
         }
         if !report.finite {
             let culprit = self.replay(&step.samples, step.step)?;
-            let failure = not_finite(self.train_set(), step, &report, culprit.as_ref());
+            let failure = not_finite(&self.train_set(), step, &report, culprit.as_ref());
             return Err(match team {
                 Some(team) => team.first_informed(failure, culprit.is_some())?,
                 None => failure,
@@ -218,12 +272,16 @@ impl<'a, D: Device> Steps<'a, D> {
             loss_scale.see_finite();
         }
         let mut warnings = Vec::new();
-        if let Some(liveness) = self.liveness.take_if(|liveness| liveness.see_update(step.lr)) {
+        // Answers with equal rewards, or pairs beyond a hinge, have no gradient: nothing can be said about such a step.
+        let is_shown = self.objective.is_none() || report.grad_norm > 0.0;
+        if is_shown && let Some(liveness) = self.liveness.take_if(|liveness| liveness.see_update(step.lr)) {
             warnings = liveness.end(&mut self.executor, team)?;
         }
         self.spare_samples = std::mem::take(&mut step.samples);
         let sums = self.feed.read_figures(&mut self.executor)?;
-        let figures = self.objective.as_ref().map(|objective| objective.figures(&sums)).unwrap_or_default();
+        let mut figures =
+            self.objective.as_ref().map(|objective| objective.figures(&sums)).unwrap_or_default();
+        figures.extend(self.rollouts.iter().flat_map(Rollouts::figures));
         Ok(FinishedStep { report, overflows, warnings, figures })
     }
 
@@ -231,7 +289,11 @@ impl<'a, D: Device> Steps<'a, D> {
     /// memory or exceed its plan fails before anything is trained. Skipped if step `first` begins with a micro-batch
     /// that is as large.
     pub fn run_largest(&mut self, first: u64) -> Result<bool, Failure> {
-        let (train, batches) = (self.train_set(), &self.job.rows().batches);
+        if self.job.rows().prompts.is_some() {
+            let set = longest_answers(self.job, self.executor.plan().extent)?;
+            return self.run_discarded(&set, 0..set.len() as u32, first).map(|()| true);
+        }
+        let (train, batches) = (&self.job.rows().train, &self.job.rows().batches);
         let ranks = self.job.request.rank.of;
         let largest = largest_samples(batches, train, &self.policy, ranks)?;
         // Several ranks always run it: all of them or none have to.
@@ -244,7 +306,17 @@ impl<'a, D: Device> Steps<'a, D> {
                 return Ok(false);
             }
         }
-        self.micro_batch.fill(train, largest).map_err(Failure::disk)?;
+        self.run_discarded(train, largest, first).map(|()| true)
+    }
+
+    /// Computes a micro-batch and discards the result.
+    fn run_discarded(
+        &mut self,
+        set: &TokenSet,
+        samples: impl IntoIterator<Item = u32>,
+        first: u64,
+    ) -> Result<(), Failure> {
+        self.micro_batch.fill(set, samples).map_err(Failure::disk)?;
         // Where the micro-step contains updates, a loss that is not finite keeps them from changing anything.
         self.feed.write_loss_weight(&mut self.executor, f64::NAN);
         self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first)?;
@@ -257,17 +329,19 @@ impl<'a, D: Device> Steps<'a, D> {
         // Waits for the device, so that its failure is reported here.
         self.feed.read_report(&mut self.executor)?;
         clear(&mut self.executor, LeafKind::Gradient)?;
-        clear(&mut self.executor, LeafKind::State)?;
-        Ok(true)
+        clear(&mut self.executor, LeafKind::State)
     }
 
-    fn train_set(&self) -> &'a TokenSet {
-        &self.job.rows().train
+    fn train_set(&self) -> Samples<'a> {
+        match &self.rollouts {
+            Some(rollouts) => Samples::Generated(rollouts.set()),
+            None => Samples::OfData(&self.job.rows().train),
+        }
     }
 
     fn pack(&mut self, samples: &[u32]) -> Result<(), Failure> {
         let train = self.train_set();
-        pack(&mut self.packing, &self.policy, train, samples)
+        pack(&mut self.packing, &self.policy, &train, samples)
     }
 
     /// The loss scale; 1 where gradients have the range of f32.
@@ -283,7 +357,7 @@ impl<'a, D: Device> Steps<'a, D> {
         let ranks = if gathers { 0..rank.of } else { rank.index..rank.index + 1 };
         let mut count = 1;
         for index in ranks {
-            pack(&mut self.packing, &self.policy, train, self.shares.of(index))?;
+            pack(&mut self.packing, &self.policy, &train, self.shares.of(index))?;
             count = count.max(self.packing.micro_batches().len());
         }
         Ok(count)
@@ -307,11 +381,11 @@ impl<'a, D: Device> Steps<'a, D> {
             match own.next() {
                 Some(positions) => {
                     let chosen = positions.iter().map(|position| step.samples[*position as usize]);
-                    micro_batch.fill(train, chosen).map_err(Failure::disk)?;
+                    micro_batch.fill(&train, chosen).map_err(Failure::disk)?;
                     objective.iter().for_each(|objective| objective.add_to(micro_batch));
                 }
                 None => {
-                    micro_batch.fill(train, [step.filler]).map_err(Failure::disk)?;
+                    micro_batch.fill(&train, [step.filler]).map_err(Failure::disk)?;
                     feed.write_loss_weight(executor, 0.0);
                 }
             }
@@ -336,7 +410,7 @@ impl<'a, D: Device> Steps<'a, D> {
         extents.clear();
         extents.extend(micro_batches.iter().map(|samples| train.extent(samples.iter().copied())));
         executor.run_laps(extents, |executor, number| {
-            micro_batch.fill(train, micro_batches[number].iter().copied()).map_err(Failure::disk)?;
+            micro_batch.fill(&train, micro_batches[number].iter().copied()).map_err(Failure::disk)?;
             objective.iter().for_each(|objective| objective.add_to(micro_batch));
             feed.write_micro_batch(executor, micro_batch, step.step)?;
             if let Some(liveness) = liveness {
@@ -364,7 +438,7 @@ impl<'a, D: Device> Steps<'a, D> {
         let Steps { executor, micro_batch, feed, objective, .. } = self;
         let mut culprit = None;
         let fill = |executor: &mut Executor<D>, micro_batch: &mut MicroBatch, number: usize| {
-            micro_batch.fill(train, micro_batches[number].iter().copied()).map_err(Failure::disk)?;
+            micro_batch.fill(&train, micro_batches[number].iter().copied()).map_err(Failure::disk)?;
             objective.iter().for_each(|objective| objective.add_to(micro_batch));
             feed.write_micro_batch(executor, micro_batch, step)
         };
@@ -396,6 +470,26 @@ impl<'a, D: Device> Steps<'a, D> {
             None => find_culprit(executor, Entry::Update, None),
         }
     }
+}
+
+/// As many samples of the largest length as fit the plan: the longest prompt with the longest answer.
+fn longest_answers(job: &Job, extent: Extent) -> Result<TokenSet, Failure> {
+    let rows = job.rows();
+    let prompt = rows.train.longest();
+    let limits = TokenLimits {
+        vocab_size: job.request.spec.vocabulary as u32,
+        max_tokens: u32::MAX,
+        overflow: Overflow::Error,
+    };
+    let longest = longest_together(job, rows);
+    let mut builder = TokenSetBuilder::new(limits).needing(RowsNeeded::Answers { count: 1 });
+    for _ in 0..(extent.tokens / longest).clamp(1, extent.segments.max(1)) {
+        let sample = EncodedSample::of_tokens(vec![0; longest], prompt);
+        builder
+            .push_group(rows.train.place(0), GroupKind::Rewarded, &[(sample, 0.0)])
+            .map_err(Failure::data)?;
+    }
+    builder.finish().map_err(Failure::data)
 }
 
 fn not_finite(

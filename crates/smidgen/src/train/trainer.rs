@@ -9,6 +9,7 @@ use super::evaluation::evaluate;
 use super::interrupt::Interrupt;
 use super::lr::LearningRate;
 use super::memory_watch::MemoryWatch;
+use super::rollouts::Rollouts;
 use super::steps::{FinishedStep, QueuedStep, Steps};
 use crate::console::colour::WARNING;
 use crate::console::progress::Progress;
@@ -21,6 +22,7 @@ use crate::plan::artifact::saves_end;
 use crate::plan::disk::Footprint;
 use crate::plan::job::Job;
 use crate::ranks::team::{RankReport, Team, TeamReport};
+use crate::rewards::RewardError;
 use crate::run_folder::contents::Contents;
 use crate::run_folder::outcome::{Ending, Outcome};
 use crate::run_folder::resume::{Checkpoint, read_state};
@@ -136,6 +138,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.steps.watch_liveness((0..first).map(|step| schedule.lr(step)));
         self.enter(Phase::Train);
         self.steps.prepare_reference(&self.dir, first)?;
+        self.steps.prepare_rollouts(&self.dir, first)?;
         if first < total && self.steps.run_largest(first)? {
             self.memory.refuse_above_plan(self.steps.executor.device_mut())?;
         }
@@ -146,6 +149,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             if self.evaluations.is_over(settings.early_stop) {
                 ending = Ending::StoppedEarly;
                 break;
+            }
+            if self.steps.lacks_answers(step) {
+                self.generate(step, first, journal, progress, &footprint)?;
             }
             let mut record = |row: &MetricsRow| {
                 progress.step(&row.step_progress());
@@ -218,6 +224,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             // Time spent evaluating or saving does not count towards the next step.
             reported.at = Instant::now();
         }
+        self.steps.rollouts.iter().filter_map(Rollouts::summary).for_each(|line| progress.say(&line));
         let outcome = Outcome { steps: done, first_loss, last_loss, evaluations: self.evaluations, ending };
         match ending {
             Ending::Done | Ending::StoppedEarly => {
@@ -228,6 +235,37 @@ impl<'a, D: Device> Trainer<'a, D> {
             Ending::Interrupted | Ending::Exceeded { .. } => Ok((outcome, None)),
             Ending::MemoryMoved { .. } => Ok((outcome, Some(self.steps.executor.into_device()))),
         }
+    }
+
+    /// Generates and scores the answers of a step, after the reports of all steps before were read. If a program of the
+    /// user's that scores them fails, the state is saved, and the run fails.
+    fn generate(
+        &mut self,
+        step: u64,
+        first: u64,
+        journal: &mut Journal,
+        progress: &Progress,
+        footprint: &Footprint,
+    ) -> Result<(), Failure> {
+        self.enter(Phase::Rollout);
+        let generated = self.steps.generate(step);
+        self.enter(Phase::Train);
+        let failure = match generated {
+            Ok(news) => {
+                news.iter().for_each(|line| progress.say(&format!("{WARNING} {line}")));
+                return Ok(());
+            }
+            Err(failure) => failure,
+        };
+        if failure.cause::<RewardError>().is_none() || step == 0 {
+            return Err(failure);
+        }
+        if step > first && !self.dir.checkpoint(step).exists() {
+            self.save_checkpoint(step, journal, progress, footprint)?;
+        }
+        Err(failure.hint(format!(
+            "step {step} is saved: `smidgen resume` continues from it and generates the same answers again"
+        )))
     }
 
     /// Waits for the report of a step and returns its row of metrics.

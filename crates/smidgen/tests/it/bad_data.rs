@@ -25,7 +25,7 @@ fn files_that_are_not_there() {
     scratch.train_refused(
         1,
         &["data.train=model"],
-        &["model` is a folder, not a file", "hint: name its files"],
+        &["/model/config.json` has rows", "hint: name what is meant by a pattern"],
     );
 }
 

@@ -327,8 +327,8 @@ fn long_texts_are_cut_into_pieces_that_are_all_used() {
     let scratch = Scratch::new();
     with_tokenizer(&scratch);
     // 7 and 3 tokens; with EOS 8 and 4.
-    scratch.write("rows.txt", "what is the answer one two three\na b c\n");
-    let text = ["data.train=rows.txt", "data.format=auto", "data.max_tokens=5", "--rows", "9"];
+    scratch.write("rows.jsonl", "{\"text\": \"what is the answer one two three\"}\n{\"text\": \"a b c\"}\n");
+    let text = ["data.train=rows.jsonl", "data.format=auto", "data.max_tokens=5", "--rows", "9"];
     let shown = preview(&scratch, &text);
     let ids: Vec<&Value> = shown["samples"].as_array().unwrap().iter().map(|sample| &sample["ids"]).collect();
     assert_eq!(ids, [&json!([6, 7, 8, 9, 10]), &json!([11, 12, 2]), &json!([13, 14, 15, 2])]);

@@ -46,6 +46,7 @@ mod quantized;
 mod ranks;
 mod reporting;
 mod resume;
+mod rollouts;
 mod scratch;
 mod serving;
 #[cfg(unix)]

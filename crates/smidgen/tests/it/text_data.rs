@@ -357,21 +357,18 @@ fn the_hint_about_unknown_columns_works() {
 }
 
 #[test]
-fn documents_in_a_text_file_get_a_hint() {
+fn a_folder_of_documents_is_cut_into_pieces_that_are_all_used() {
     let scratch = scratch();
-    scratch.write("book.txt", "one two three a b\n\nwhat is the answer\n\n".repeat(4));
-    let preview = |file: &str| {
-        scratch.write("recipe-of-text.toml", scratch.text("recipe.toml"));
-        let train = format!("data.train={file}");
-        let ended = scratch.run(&["preview", "recipe-of-text.toml", &train, "data.format=auto"]);
+    scratch.write("notes/a.md", "one two three a b\n\nwhat is the answer\n\n".repeat(4));
+    scratch.write("notes/more/b.txt", "what is the answer");
+    let shown = |train: &str| {
+        let train = format!("data.train={train}");
+        let ended = scratch.run(&["preview", "recipe.toml", &train, "data.format=auto", "data.max_tokens=8"]);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-        ended.stdout.replace("\n  ", " ")
+        ended.stdout
     };
-    let hint =
-        "looks like documents of several lines, and each line is a sample: write each document as a row";
-    assert!(preview("book.txt").contains(hint), "{}", preview("book.txt"));
-    scratch.write("lines.txt", "one two three a b\nwhat is the answer\n".repeat(8));
-    assert!(!preview("lines.txt").contains(hint));
+    assert!(shown("notes").contains("2 rows read, 1 cut into"), "{}", shown("notes"));
+    assert_eq!(shown("notes").split("rows  ").nth(1), shown("notes/**/*.*").split("rows  ").nth(1));
 }
 
 #[test]

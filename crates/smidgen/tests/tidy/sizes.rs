@@ -24,9 +24,9 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "reports",
-        most_lines: 4_226,
+        most_lines: 4_270,
         paths: &["smidgen/src/report/"],
-        why: "plans, runs and their comparison as text, JSON and a page; times are steps, hours and an end",
+        why: "plans, runs and their comparison as text, JSON and a page; times are steps, hours and an end; answers that a run generated",
     },
     Room {
         name: "imports and hints",
@@ -53,9 +53,9 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "run logs",
-        most_lines: 1_198,
+        most_lines: 1_205,
         paths: &["smidgen/src/logs/"],
-        why: "three formats, each cut back to a checkpoint when a run resumes, and thinned as it grows",
+        why: "three formats, each cut back to a checkpoint when a run resumes, and thinned as it grows; answers with a phase of their own",
     },
     Room {
         name: "doctor and bench",
@@ -161,9 +161,9 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "all crates",
-        most_lines: 99_900,
+        most_lines: 102_000,
         paths: &[""],
-        why: "what users have is the sum of the rooms; mixtures of experts, recurrent layers and objectives came in 0.17",
+        why: "what users have is the sum of the rooms; mixtures of experts, recurrent layers, objectives, and answers that are generated and scored came in 0.17",
     },
 ];
 

@@ -141,6 +141,7 @@ fn view(run: &RunRecord) -> Value {
         "spaces": spaces(run),
         "phases": phases(run),
         "rank_bytes": run.rank_bytes,
+        "rollouts": run.answers,
         "parts": run.history.as_ref().map_or(&[][..], |history| &history.parts),
         "job": run.job,
     })
@@ -182,7 +183,8 @@ fn layer_runs(layers: &[Value]) -> Vec<(String, &Value)> {
 
 /// The memory of each phase as planned, and as measured by a run.
 fn phases(run: &RunRecord) -> Vec<Value> {
-    let names = ["prepare", "load", "resume", "train", "eval", "save", "merge", "export", "generate"];
+    let names =
+        ["prepare", "load", "resume", "rollout", "train", "eval", "save", "merge", "export", "generate"];
     let phase = |name| {
         let own = run.phases.get(name);
         let planned = own.and_then(|phase| phase.planned.as_ref()).or_else(|| run.plan.life.get(name));
