@@ -97,11 +97,14 @@ pub fn export_model(
         .map(|(name, values)| spec_of(name, vec![values.len()], Storage::F32))
         .collect();
     let described_tensors = specs.len();
-    specs.extend(
-        tensors
-            .iter()
-            .map(|tensor| spec_of(&tensor.name, tensor.output.original.shape().to_vec(), tensor.storage)),
-    );
+    specs.extend(tensors.iter().map(|tensor| {
+        // The weight of a convolution has a dimension less than in folders.
+        let dims = match *tensor.output.original.shape() {
+            [channels, 1, taps] => vec![channels, taps],
+            ref others => others.to_vec(),
+        };
+        spec_of(&tensor.name, dims, tensor.storage)
+    }));
     let folds = tensors.iter().filter_map(|tensor| match &tensor.output.action {
         Action::Fold(fold) => Some(&**fold),
         Action::Replace(_) | Action::Convert | Action::Copy => None,
