@@ -19,7 +19,6 @@ use smidgen_compile::{
 };
 use smidgen_ir::{DeviceKind, Entry, Pins, Plan, Space};
 use smidgen_recipe::{AnswerSettings, Batch};
-use std::iter::successors;
 
 /// The conditions of one question to the solver.
 #[derive(Clone, Debug)]
@@ -105,8 +104,7 @@ impl Conditions {
         let Some((rollout, most)) = self.rollout.zip(request.decode) else {
             return solve(&self.question(request, demands));
         };
-        let mut best: Option<Result<Solution, SolveError>> = None;
-        for slots in successors(Some(most.slots), |slots| (*slots > 1).then(|| slots.div_ceil(2))) {
+        let with_slots = |slots: usize| {
             let shape = DecodeShape::of_equal_slots(slots, most.positions);
             let request = Request { decode: Some(shape), ..request.clone() };
             let mut found = solve(&self.question(&request, demands));
@@ -115,21 +113,27 @@ impl Conditions {
                 Err(error) => &mut *error.leanest,
             };
             solution.step_ms += rollout.step_ms(&self.profile, &solution.plan, shape);
-            let keeps_all = found.as_ref().is_ok_and(|found| found.policy.saves_nothing());
-            best = Some(match (best, found) {
-                (None, found) | (Some(Err(_)), found @ Ok(_)) => found,
-                (Some(Ok(best)), Ok(found)) if found.step_ms < best.step_ms => Ok(found),
-                (Some(Err(best)), Err(found)) if found.leanest.peak_bytes < best.leanest.peak_bytes => {
-                    Err(found)
-                }
-                (Some(best), _) => best,
-            });
-            // With fewer at the same time nothing would be faster.
-            if keeps_all {
-                break;
+            found
+        };
+        let mut best = with_slots(most.slots);
+        if best.is_err() {
+            // Nothing fits if the smallest caches do not.
+            let leanest = with_slots(1);
+            if leanest.is_err() {
+                return leanest;
             }
         }
-        best.expect("at least one number of slots is tried")
+        let mut slots = most.slots;
+        // With fewer at the same time nothing is faster than a plan that keeps everything.
+        while slots > 1 && !best.as_ref().is_ok_and(|best| best.policy.saves_nothing()) {
+            slots = slots.div_ceil(2);
+            match (&best, with_slots(slots)) {
+                (Ok(known), Ok(found)) if found.step_ms >= known.step_ms => break,
+                (_, Ok(found)) => best = Ok(found),
+                (_, Err(_)) => {}
+            }
+        }
+        best
     }
 
     /// A plan that fits, without the search for the fastest.

@@ -71,7 +71,8 @@ fn a_reward_is_learned() {
     assert!(answers.iter().all(|it| (1..=6).contains(&it["tokens"].as_u64().unwrap())));
 }
 
-/// The same answers however a step is split and wherever activations are, since each depends on its own numbers alone.
+/// The same answers however a step is split, wherever activations are, and however many are generated at the same time,
+/// since each depends on its own numbers alone.
 #[test]
 fn memory_changes_no_answer() {
     let scratch = scratch();
@@ -80,8 +81,11 @@ fn memory_changes_no_answer() {
         rollouts(&scratch, output).into_iter().map(|it| it["completion"].clone()).collect()
     };
     let run = scratch.losses("run");
+    let least = scratch.plan(&with(&["memory.budget=1B"]))["peak_bytes"].as_u64().unwrap();
+    let tight = format!("memory.budget={}", least + 4096);
     for pins in [
-        &["memory.micro_tokens=24", "memory.recompute=all"][..],
+        &[tight.as_str()][..],
+        &["memory.micro_tokens=24", "memory.recompute=all"],
         &["memory.order=breadth", "memory.micro_tokens=24", "memory.weights=disk"],
         &["memory.weights=disk", "memory.activations=disk", "memory.tile_tokens=8"],
     ] {
