@@ -55,9 +55,12 @@ def make_base(folder, dtype):
 
 
 def load_base(folder, dtype):
-    is_wrapped = hasattr(AutoConfig.from_pretrained(folder), "text_config")
-    auto = AutoModelForImageTextToText if is_wrapped else AutoModelForCausalLM
-    return auto.from_pretrained(folder, dtype=dtype).eval()
+    config = AutoConfig.from_pretrained(folder)
+    auto = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
+    # The fast matmuls of experts take no sizes as small as these.
+    has_experts = hasattr(config.get_text_config(), "num_experts_per_tok") or hasattr(config.get_text_config(), "top_k_experts")
+    eager = {"experts_implementation": "eager"} if has_experts else {}
+    return auto.from_pretrained(folder, dtype=dtype, **eager).eval()
 
 
 def make_adapter(folder, base, dtype, settings):
@@ -181,7 +184,7 @@ def check_written_adapter(program, adapter, base, root):
     """An adapter that smidgen wrote, loaded with PEFT: keys, config and logits."""
     with warnings.catch_warnings():
         # PEFT warns of missing and unexpected keys and goes on; here they are failures.
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         model = PeftModel.from_pretrained(load_base(base, torch.float32), adapter)
     saved = root / "saved-by-peft"
     model.save_pretrained(saved)

@@ -212,16 +212,16 @@ impl StateReader<'_> {
 }
 
 impl BnbWeight {
-    /// The same tensor, which adds every byte that is read to `hash`.
-    pub fn hashed(self, hash: &Arc<ContentHash>) -> BnbWeight {
-        let scales_at = self.codes.bytes();
+    /// The same tensor, which adds every byte that is read to `hash`, from `begin` of the hashed content on.
+    pub fn hashed(self, hash: &Arc<ContentHash>, begin: u64) -> BnbWeight {
+        let scales_at = begin + self.codes.bytes();
         let groups_at = scales_at + self.scales.bytes();
         let nested = self.nested.map(|Nested { group_scales, offset }| {
             // The offset was read when the folder was opened.
             hash.add(groups_at + group_scales.bytes(), &offset.to_le_bytes());
             Nested { group_scales: group_scales.hashed(hash, groups_at), offset }
         });
-        let (codes, scales) = (self.codes.hashed(hash, 0), self.scales.hashed(hash, scales_at));
+        let (codes, scales) = (self.codes.hashed(hash, begin), self.scales.hashed(hash, scales_at));
         BnbWeight { codes, scales, nested, ..self }
     }
 

@@ -3,13 +3,13 @@
 //!
 //! Callers see one matrix of gate and up and one of down for each layer, with the rows of all experts one after the other, and
 //! names as in transformers 5. Files have it fused in three dimensions, perhaps transposed with gate and up in turns
-//! (gpt-oss), or as a tensor for each expert and projection (most published models).
+//! (gpt-oss), or as a tensor for each expert and projection (most published models), which may be quantized.
 //! Left out: GGUF files (`gguf/`), whose tables name the tensors of experts.
 
 use crate::folder::ModelFolder;
 use crate::tensor_ref::TensorRef;
 use crate::weight::Weight;
-use crate::weight::joined::{JoinedWeight, RowsOf, Turned};
+use crate::weight::joined::{JoinedWeight, Source, Turned};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The experts of a folder.
@@ -20,8 +20,8 @@ pub struct ExpertWeights {
     parts: BTreeSet<String>,
     /// Tensors under other names than in the files.
     renamed: BTreeMap<String, String>,
-    /// Tensors that a layer with a tensor for each expert lacks.
-    missing: BTreeMap<String, String>,
+    /// Why the tensors of experts form no matrix, by its name.
+    problems: BTreeMap<String, String>,
 }
 
 /// The endings of a tensor for each expert: gate, up and down.
@@ -56,24 +56,30 @@ const CONVOLVED: ([&str; 3], &str) = (
 /// Models whose fused tensors have a column for each row of the matrix, and whether those of gate and up take turns.
 const TURNED: [(&str, bool); 2] = [("gpt_oss", true), ("llama4_text", false)];
 
+/// The tensors of each expert of a module, by their endings.
+type OfExperts = BTreeMap<usize, BTreeMap<&'static str, Source>>;
+
 impl ExpertWeights {
-    pub fn find(folder: &ModelFolder) -> ExpertWeights {
+    /// `quantized` has the weights that are no plain tensors, by their names.
+    pub fn find<'a>(
+        folder: &'a ModelFolder,
+        quantized_names: impl Iterator<Item = &'a str>,
+        quantized: impl Fn(&str) -> Option<Weight>,
+    ) -> ExpertWeights {
         let mut found = ExpertWeights::default();
         let config = folder.config();
         let text = config.get("text_config").unwrap_or(config);
         let model_type = text.get("model_type").and_then(|kind| kind.as_str()).unwrap_or_default();
         let turned = TURNED.iter().find(|(name, _)| *name == model_type).map(|(_, turns)| *turns);
-        let mut single: BTreeMap<String, BTreeMap<usize, BTreeMap<&str, TensorRef>>> = BTreeMap::new();
-        for name in folder.tensor_names() {
+        let mut single: BTreeMap<String, OfExperts> = BTreeMap::new();
+        for name in folder.tensor_names().chain(quantized_names) {
+            let weight = || quantized(name).or_else(|| folder.tensor(name).map(Weight::Plain));
             if let Some((module, expert, ending)) = split_expert(name)
-                && let Some(tensor) = folder.tensor(name)
+                && let Some(weight) = weight()
             {
-                single
-                    .entry(module.to_string())
-                    .or_default()
-                    .entry(expert)
-                    .or_default()
-                    .insert(ending, tensor);
+                let source = Source { name: name.to_string(), weight };
+                let of_module = single.entry(module.to_string()).or_default();
+                of_module.entry(expert).or_default().insert(ending, source);
                 continue;
             }
             if let Some((front, to)) = renamed(name, &RENAMED) {
@@ -84,7 +90,7 @@ impl ExpertWeights {
                 found.add_convolution(folder, front);
             }
             if let Some((front, to)) = renamed(name, &FUSED)
-                && let Some(weight) = folder.tensor(name).and_then(|tensor| fused(tensor, to, turned))
+                && let Some(weight) = folder.tensor(name).and_then(|tensor| fused(name, tensor, to, turned))
             {
                 found.weights.insert(format!("{front}{to}"), weight);
                 found.parts.insert(name.to_string());
@@ -99,43 +105,53 @@ impl ExpertWeights {
     /// Joins the parts of a convolution.
     fn add_convolution(&mut self, folder: &ModelFolder, front: &str) {
         let names = CONVOLVED.0.map(|ending| format!("{front}{ending}"));
-        let parts: Option<Vec<TensorRef>> = names.iter().map(|name| folder.tensor(name)).collect();
-        let weight =
-            parts.and_then(|parts| JoinedWeight::of_whole(parts.into_iter().map(Weight::Plain).collect()));
-        if let Some(weight) = weight {
+        let source = |name: &String| {
+            let weight = Weight::Plain(folder.tensor(name)?);
+            Some(Source { name: name.clone(), weight })
+        };
+        let parts = names.iter().map(source).collect::<Option<Vec<Source>>>();
+        if let Some(weight) = parts.and_then(JoinedWeight::of_parts) {
             self.weights.insert(format!("{front}{}", CONVOLVED.1), weight);
             self.parts.extend(names);
         }
     }
 
     /// Joins the tensors of each expert of a module.
-    fn add_single(&mut self, module: &str, experts: &BTreeMap<usize, BTreeMap<&'static str, TensorRef>>) {
+    fn add_single(&mut self, module: &str, experts: &OfExperts) {
         let count = experts.keys().next_back().map_or(0, |last| last + 1);
         let of_any = |endings: &&[&str; 3]| experts.values().any(|tensors| tensors.contains_key(endings[0]));
         let Some([gate, up, down]) = OF_EXPERTS.iter().find(of_any) else { return };
         let target = module.replace(".block_sparse_moe.", ".mlp.");
         for (name, endings) in [("gate_up_proj", &[*gate, *up][..]), ("down_proj", &[*down][..])] {
             let name = format!("{target}.{name}.weight");
-            let (mut sources, mut missing) = (Vec::new(), None);
+            let (mut sources, mut problem) = (Vec::new(), None);
             for expert in 0..count {
                 for ending in endings {
+                    let in_file = format!("{module}.{expert}.{ending}");
                     match experts.get(&expert).and_then(|tensors| tensors.get(ending)) {
-                        Some(tensor) => sources.push(Weight::Plain(tensor.clone())),
-                        None => missing = missing.or(Some(format!("{module}.{expert}.{ending}"))),
+                        Some(source) => sources.push(source.clone()),
+                        None => problem = problem.or(Some(format!("`{in_file}` is missing"))),
                     }
+                    self.parts.insert(in_file);
                 }
             }
-            let names = (0..count)
-                .flat_map(|expert| endings.iter().map(move |end| format!("{module}.{expert}.{end}")));
-            self.parts.extend(names);
-            match (missing, JoinedWeight::of_whole(sources)) {
-                (Some(missing), _) => {
-                    self.missing.insert(name, missing);
+            let twice = || {
+                let is_there = self.weights.contains_key(&name);
+                is_there.then(|| {
+                    format!("`{name}` is there twice: as one tensor and as a tensor for each expert")
+                })
+            };
+            let other = || {
+                let Source { name, weight } = JoinedWeight::other_shape(&sources)?;
+                Some(format!("`{name}` is {:?}, and other experts have another shape", weight.shape()))
+            };
+            let problem = problem.or_else(twice).or_else(other);
+            match problem {
+                None => drop(self.weights.insert(name, JoinedWeight::of_matrices(sources, count))),
+                Some(problem) => {
+                    self.weights.remove(&name);
+                    self.problems.insert(name, problem);
                 }
-                (None, Some(weight)) => {
-                    self.weights.insert(name, weight);
-                }
-                (None, None) => {}
             }
         }
     }
@@ -156,9 +172,19 @@ impl ExpertWeights {
         self.weights.keys().chain(self.renamed.keys()).map(String::as_str)
     }
 
-    /// The tensor that a matrix of experts lacks in the files.
-    pub fn missing_part(&self, name: &str) -> Option<&str> {
-        self.missing.get(name).map(String::as_str)
+    /// Why the tensors in the files do not form a matrix of experts.
+    pub fn problem(&self, name: &str) -> Option<&str> {
+        self.problems.get(name).map(String::as_str)
+    }
+
+    /// The matrix of all experts with this name.
+    pub fn joined(&self, name: &str) -> Option<&JoinedWeight> {
+        self.weights.get(name)
+    }
+
+    /// The name in the files of a tensor that callers see under another one.
+    pub fn file_name(&self, name: &str) -> Option<&str> {
+        self.renamed.get(name).map(String::as_str)
     }
 }
 
@@ -180,21 +206,25 @@ fn renamed<'a>(name: &'a str, table: &[(&str, &'static str)]) -> Option<(&'a str
 
 /// A fused tensor as the matrix, or the vector of biases, that it holds. `turned` tells whether gate and up take turns in the
 /// columns of a tensor with a column for each row of the matrix.
-fn fused(tensor: TensorRef, name: &str, turned: Option<bool>) -> Option<JoinedWeight> {
-    let shape = tensor.shape().to_vec();
-    let takes_turns = turned == Some(true) && name.contains("gate_up_proj");
-    let (shape, turn) = match (&shape[..], turned) {
+fn fused(name: &str, tensor: TensorRef, to: &str, turned: Option<bool>) -> Option<JoinedWeight> {
+    let takes_turns = turned == Some(true) && to.contains("gate_up_proj");
+    let (experts, shape, turn) = match (tensor.shape(), turned) {
         (&[experts, rows], _) => (
+            experts,
             vec![experts.checked_mul(rows)?],
             takes_turns.then_some(Turned { rows, columns: 1, takes_turns }),
         ),
-        (&[experts, rows, columns], None) => (vec![experts.checked_mul(rows)?, columns], None),
+        (&[experts, rows, columns], None) => (experts, vec![experts.checked_mul(rows)?, columns], None),
         (&[experts, columns, rows], Some(_)) => {
-            (vec![experts.checked_mul(rows)?, columns], Some(Turned { rows, columns, takes_turns }))
+            let turned = Turned { rows, columns, takes_turns };
+            (experts, vec![experts.checked_mul(rows)?, columns], Some(turned))
         }
         _ => return None,
     };
-    let rows = shape[0];
-    let source = RowsOf { source: 0, first: 0, rows };
-    Some(JoinedWeight::new(vec![Weight::Plain(tensor)], vec![source], shape, turn))
+    let source = Source { name: name.to_string(), weight: Weight::Plain(tensor) };
+    Some(JoinedWeight::of_one(source, experts, shape, turn))
 }
+
+#[cfg(test)]
+#[path = "experts_tests.rs"]
+mod tests;

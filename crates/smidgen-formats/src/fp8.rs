@@ -95,10 +95,16 @@ pub fn find_fp8_weights(folder: &ModelFolder) -> Result<Fp8Weights, Fp8Error> {
 }
 
 impl Fp8Weight {
-    /// The same tensor, which adds every byte that is read to `hash`.
-    pub fn hashed(self, hash: &Arc<ContentHash>) -> Fp8Weight {
-        let scales_at = self.codes.bytes();
-        Fp8Weight { codes: self.codes.hashed(hash, 0), scales: self.scales.hashed(hash, scales_at), ..self }
+    /// The same tensor, which adds every byte that is read to `hash`, from `begin` of the hashed content on.
+    pub fn hashed(self, hash: &Arc<ContentHash>, begin: u64) -> Fp8Weight {
+        let scales_at = begin + self.codes.bytes();
+        let (codes, scales) = (self.codes.hashed(hash, begin), self.scales.hashed(hash, scales_at));
+        Fp8Weight { codes, scales, ..self }
+    }
+
+    /// Bytes of the codes in memory, which come before the scales.
+    pub fn code_bytes(&self) -> u64 {
+        self.codes.bytes()
     }
 
     pub fn storage(&self) -> Storage {
@@ -111,6 +117,11 @@ impl Fp8Weight {
 
     pub fn file_path(&self) -> &Path {
         self.codes.file_path()
+    }
+
+    /// The name of the codes in the file.
+    pub fn file_name(&self) -> &str {
+        self.codes.name()
     }
 
     /// Size in the file.

@@ -58,7 +58,9 @@ impl Model {
         let (bnb, fp8) = (find_bnb_weights(&folder)?, find_fp8_weights(&folder)?);
         let packed = Box::new(find_packed_weights(&folder)?);
         let phi4mm = Phi4mm::of_config(folder.config());
-        let experts = Box::new(ExpertWeights::find(&folder));
+        let quantized = |name: &str| quantized_weight(&bnb, &fp8, &packed, name);
+        let names = packed.weights.keys().map(String::as_str);
+        let experts = Box::new(ExpertWeights::find(&folder, names, quantized));
         Ok(Model::Folder { folder, bnb, fp8, packed, phi4mm, experts })
     }
 
@@ -156,17 +158,11 @@ impl Model {
         match self {
             Model::Folder { folder, phi4mm: Some(phi4mm), .. } => phi4mm.weight(folder, name),
             Model::Folder { folder, bnb, fp8, packed, phi4mm: None, experts } => {
-                if let Some(weight) = packed.weights.get(name) {
-                    return Some(Weight::Packed(weight.clone()));
-                }
-                match (bnb.weights.get(name), fp8.weights.get(name)) {
-                    (Some(weight), _) => Some(Weight::Bnb(weight.clone())),
-                    (None, Some(weight)) => Some(Weight::Fp8(weight.clone())),
-                    (None, None) if bnb.parts.contains(name) || fp8.scales.contains(name) => None,
-                    (None, None) if packed.parts.contains(name) => None,
-                    (None, None) => {
-                        experts.weight(folder, name).or_else(|| folder.tensor(name).map(Weight::Plain))
-                    }
+                let is_part = bnb.parts.contains(name) || fp8.scales.contains(name);
+                match quantized_weight(bnb, fp8, packed, name) {
+                    Some(weight) => Some(weight),
+                    None if is_part || packed.parts.contains(name) => None,
+                    None => experts.weight(folder, name).or_else(|| folder.tensor(name).map(Weight::Plain)),
                 }
             }
             Model::Gguf { file, model } => {
@@ -189,10 +185,10 @@ impl Model {
         values
     }
 
-    /// The tensor that the files lack for a weight of all experts.
-    pub fn missing_part(&self, name: &str) -> Option<&str> {
+    /// Why tensors in the files do not form a weight of all experts.
+    pub fn problem_of(&self, name: &str) -> Option<&str> {
         match self {
-            Model::Folder { experts, .. } => experts.missing_part(name),
+            Model::Folder { experts, .. } => experts.problem(name),
             Model::Gguf { .. } => None,
         }
     }
@@ -217,8 +213,9 @@ impl Model {
         match self {
             Model::Folder { folder, bnb, fp8, packed, experts, .. } => folder
                 .tensor_names()
-                .filter(|name| !packed.parts.contains(*name) && !experts.is_part(name))
+                .filter(|name| !packed.parts.contains(*name))
                 .chain(packed.weights.keys().map(String::as_str))
+                .filter(|name| !experts.is_part(name))
                 .chain(experts.names())
                 .filter(|name| !bnb.parts.contains(*name) || bnb.weights.contains_key(*name))
                 .filter(|name| !fp8.scales.contains(*name))
@@ -226,4 +223,17 @@ impl Model {
             Model::Gguf { model, .. } => model.sources().map(|(name, _)| name).collect(),
         }
     }
+}
+
+/// A weight of a folder that is no plain tensor.
+fn quantized_weight(
+    bnb: &BnbWeights,
+    fp8: &Fp8Weights,
+    packed: &PackedWeights,
+    name: &str,
+) -> Option<Weight> {
+    let packed = packed.weights.get(name).map(|weight| Weight::Packed(weight.clone()));
+    let bnb = || bnb.weights.get(name).map(|weight| Weight::Bnb(weight.clone()));
+    let fp8 = || fp8.weights.get(name).map(|weight| Weight::Fp8(weight.clone()));
+    packed.or_else(bnb).or_else(fp8)
 }

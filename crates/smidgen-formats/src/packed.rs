@@ -204,17 +204,35 @@ impl PackedWeight {
         [&self.codes, &self.scales].into_iter().chain(zeros).collect()
     }
 
-    /// The same weight, which adds every byte that is read to `hash`.
-    pub fn hashed(self, hash: &Arc<ContentHash>) -> PackedWeight {
-        let (scales_at, zeros_at) = (self.codes.bytes(), self.codes.bytes() + self.scales.bytes());
+    /// The same weight, which adds every byte that is read to `hash`, from `begin` of the hashed content on.
+    pub fn hashed(self, hash: &Arc<ContentHash>, begin: u64) -> PackedWeight {
+        let scales_at = begin + self.codes.bytes();
+        let zeros_at = scales_at + self.scales.bytes();
         PackedWeight {
-            codes: self.codes.hashed(hash, 0),
+            codes: self.codes.hashed(hash, begin),
             scales: self.scales.hashed(hash, scales_at),
             grouped: self
                 .grouped
                 .map(|grouped| Grouped { zeros: grouped.zeros.hashed(hash, zeros_at), ..grouped }),
             ..self
         }
+    }
+
+    /// The experts whose matrices it holds, if it holds several.
+    pub fn experts(&self) -> Option<usize> {
+        match self.codes.shape() {
+            [experts, _, _, _] => Some(*experts),
+            _ => None,
+        }
+    }
+
+    pub fn block(&self) -> Block {
+        self.block
+    }
+
+    /// Whether the rows of gate and up take turns in the file.
+    pub fn takes_turns(&self) -> bool {
+        self.turns.is_some()
     }
 
     /// Row-major, as the linear has it.
@@ -228,6 +246,11 @@ impl PackedWeight {
 
     pub fn file_path(&self) -> &Path {
         self.codes.file_path()
+    }
+
+    /// The name that the weight would have in the file if it were not packed.
+    pub fn file_name(&self) -> String {
+        self.codes.name().replace(".qweight", ".weight").replace("_blocks", ".weight")
     }
 
     /// Size in the file.

@@ -15,7 +15,7 @@ use super::llama::check_heads;
 use super::routed::{activation_of, read_router_at};
 use super::spec::{DecoderSpec, PerLayerEmbedding};
 use crate::error::ModelError;
-use smidgen_ir::{Norm, RopeScaling, RopeSpec, Router};
+use smidgen_ir::{Norm, RopeScaling, RopeSpec, Router, RouterScores};
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let mut spec = read_like_gemma(config, family)?;
@@ -100,7 +100,7 @@ fn read_experts(config: &Config<'_>, spec: &DecoderSpec) -> Result<ExpertsSpec, 
     let router = Router {
         renormalizes: true,
         has_expert_scales: true,
-        ..read_router_at(config, "num_experts", "top_k_experts")?
+        ..read_router_at(config, &["num_experts"], "top_k_experts", RouterScores::Softmax)?
     };
     let width = config.required_dimension("moe_intermediate_size")?;
     let scale = (spec.hidden as f32).powf(-0.5);

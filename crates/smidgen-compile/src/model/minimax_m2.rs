@@ -8,9 +8,10 @@ use super::experts::{ExpertNames, ExpertTargets, ExpertsSpec};
 use super::family::Family;
 use super::layer::NormedChannels;
 use super::llama::read_like_llama;
-use super::routed::{activation_of, read_router};
+use super::routed::{activation_of, read_router_at};
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
+use serde_json::json;
 use smidgen_ir::{RopeScaling, Router, RouterScores};
 
 const NAMES: ExpertNames = ExpertNames {
@@ -34,12 +35,20 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
         }
         spec.ropes[0].dim = dim;
     }
+    // Published files say what the class always does.
+    config.refuse("use_routing_bias", &[json!(true)], "true")?;
+    config.refuse("use_qk_norm", &[json!(true)], "true")?;
+    config.refuse("qk_norm_type", &[json!("per_layer")], "per_layer")?;
+    config.refuse("shared_intermediate_size", &[json!(0)], "0")?;
+    if config.flags("attn_type_list")?.is_some_and(|kinds| kinds.contains(&false)) {
+        return Err(ModelError::unsupported("attn_type_list", "0", "1 for every layer"));
+    }
+    let keys = ["num_local_experts", "num_experts"];
     let router = Router {
-        scores: RouterScores::Sigmoid,
         is_corrected: true,
         renormalizes: true,
         added_to_sum: 1e-20,
-        ..read_router(config, &["num_local_experts", "num_experts"])?
+        ..read_router_at(config, &keys, "num_experts_per_tok", RouterScores::Sigmoid)?
     };
     let width = config.required_dimension("intermediate_size")?;
     let experts = ExpertsSpec { names: NAMES, ..ExpertsSpec::like_qwen(router, width, activation_of(&spec)) };

@@ -23,6 +23,7 @@ pub mod gpt_oss;
 pub mod granite;
 pub mod granitemoe;
 pub mod granitemoehybrid;
+pub mod kinds;
 pub mod latent;
 pub mod layer;
 pub mod lfm2;
@@ -187,6 +188,11 @@ pub fn ignored_keys(config: &Value) -> Result<Vec<String>, ModelError> {
     if config.flag(key, false)? && config.get("router_aux_loss_coef").is_none() {
         let name = family.name;
         ignored.push(format!("`{key}` in config.json is ignored: {name} models have no loss of the router"));
+    }
+    let key = "aux_loss_alpha";
+    if let Some(alpha) = config.scale(key)? {
+        let reason = "the router has no loss of its own";
+        ignored.push(format!("`{key} = {alpha}` in config.json is ignored, as in transformers: {reason}"));
     }
     for key in llama::DROPOUTS.into_iter().filter(|_| family.has_dropout) {
         if let Some(share) = config.scale(key)? {

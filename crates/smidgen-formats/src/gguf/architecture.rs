@@ -132,6 +132,8 @@ pub enum Special {
     QueryFactor,
     /// `rope.scaling.finetuned = false` turns the rotary embedding off.
     RopeSwitch,
+    /// Layers without heads of keys have a gated short convolution.
+    ShortConvolutions,
 }
 
 pub const EMBEDDING: &str = "token_embd.weight";
@@ -147,6 +149,12 @@ pub const QK_NORMS: [&str; 2] = ["attn_q_norm.weight", "attn_k_norm.weight"];
 pub const OUTSIDE_LAYERS: Names = &[
     (EMBEDDING, "model.embed_tokens.weight"),
     ("output_norm.weight", "model.norm.weight"),
+    (HEAD, "lm_head.weight"),
+];
+/// Those of LFM 2, whose final norm has the name of a norm of embeddings.
+const OUTSIDE_OF_LFM2: Names = &[
+    (EMBEDDING, "model.embed_tokens.weight"),
+    ("token_embd_norm.weight", "model.embedding_norm.weight"),
     (HEAD, "lm_head.weight"),
 ];
 /// Those of embeddings that each layer has.
@@ -194,6 +202,23 @@ const OTHER_BIASES: Names = &[
     ("ffn_up.bias", "mlp.up_proj.bias"),
     ("ffn_down.bias", "mlp.down_proj.bias"),
 ];
+const OF_LFM2: Names = &[
+    ("attn_norm.weight", "operator_norm.weight"),
+    ("attn_output.weight", "self_attn.out_proj.weight"),
+    (QK_NORMS[0], "self_attn.q_layernorm.weight"),
+    (QK_NORMS[1], "self_attn.k_layernorm.weight"),
+    (SHORT_CONVOLUTION, "conv.conv.weight"),
+    ("shortconv.in_proj.weight", "conv.in_proj.weight"),
+    ("shortconv.out_proj.weight", "conv.out_proj.weight"),
+    ("ffn_norm.weight", "ffn_norm.weight"),
+    ("ffn_gate.weight", "feed_forward.w1.weight"),
+    ("ffn_up.weight", "feed_forward.w3.weight"),
+    ("ffn_down.weight", "feed_forward.w2.weight"),
+];
+/// The weight of a short convolution, which llama.cpp computes in f32 only.
+pub const SHORT_CONVOLUTION: &str = "shortconv.conv.weight";
+/// Rows that it sees, in the metadata.
+pub const SHORT_CONVOLUTION_ROWS: &str = "shortconv.l_cache";
 const OUTPUT_GATE: Names = &[("attn_gate.weight", "self_attn.gate_proj.weight")];
 const TOKEN_INPUTS: Names = &[
     ("inp_gate.weight", "per_layer_input_gate.weight"),
@@ -281,7 +306,7 @@ const GEMMA3: Architecture = Architecture {
     ..GEMMA2
 };
 
-pub static ARCHITECTURES: [Architecture; 16] = [
+pub static ARCHITECTURES: [Architecture; 17] = [
     LLAMA,
     QWEN2,
     Architecture {
@@ -357,6 +382,16 @@ pub static ARCHITECTURES: [Architecture; 16] = [
         ],
         special: Special::RopeSwitch,
         ..LLAMA
+    },
+    Architecture {
+        name: "lfm2",
+        model_types: &["lfm2"],
+        class: ["lfm2", "Lfm2ForCausalLM"],
+        tensors: &[QKV, OF_LFM2],
+        numbers: &[number("attention.layer_norm_rms_epsilon", "norm_eps", Absent::Refused)],
+        fixed: r#"{"block_auto_adjust_ff_dim": false, "conv_bias": false}"#,
+        special: Special::ShortConvolutions,
+        ..QWEN2
     },
     Architecture {
         name: "olmo2",
@@ -465,6 +500,7 @@ impl Architecture {
     /// The names of all tensors outside the layers.
     pub fn outer_tensors(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         let per_layer = if self.special == Special::Gemma4 { PER_LAYER } else { &[] };
-        OUTSIDE_LAYERS.iter().chain(per_layer)
+        let own = if self.special == Special::ShortConvolutions { OUTSIDE_OF_LFM2 } else { OUTSIDE_LAYERS };
+        own.iter().chain(per_layer)
     }
 }

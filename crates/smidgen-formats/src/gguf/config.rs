@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::architecture::{
     ARCHITECTURES, Absent, Architecture, EMBEDDING, HEAD, PER_LAYER_EMBEDDING, QK_NORMS, ROPE_DIVISORS,
-    ROPE_FACTORS, SlidingTheta, Special, Windows,
+    ROPE_FACTORS, SHORT_CONVOLUTION_ROWS, SlidingTheta, Special, Windows,
 };
 use super::keys::Keys;
 use super::model_problem::GgufModelProblem;
@@ -94,9 +94,14 @@ impl Sizes {
             if differs { keys.sizes(key, layers) } else { Ok(vec![keys.size(key)?; layers as usize]) }
         };
         let has_kv_heads = keys.metadata.get(&keys.full("attention.head_count_kv")).is_some();
-        let kv_heads =
-            if has_kv_heads { of_layers("attention.head_count_kv")? } else { vec![heads; layers as usize] };
-        if let Some(other) = kv_heads.iter().find(|kv_heads| !heads.is_multiple_of(**kv_heads)) {
+        let is_mixed = keys.architecture.special == Special::ShortConvolutions;
+        let kv_heads = match has_kv_heads {
+            true if is_mixed => keys.counts("attention.head_count_kv", layers)?,
+            true => of_layers("attention.head_count_kv")?,
+            false => vec![heads; layers as usize],
+        };
+        let is_other = |kv_heads: &&u64| !(heads.is_multiple_of(**kv_heads) || (is_mixed && **kv_heads == 0));
+        if let Some(other) = kv_heads.iter().find(is_other) {
             let supported = "divisors of `attention.head_count`";
             return keys.unsupported("attention.head_count_kv", &other.to_string(), supported);
         }
@@ -185,7 +190,7 @@ fn config_of(keys: &Keys<'_>, sizes: &Sizes, parts: &dyn Parts) -> Result<Json, 
         "intermediate_size": sizes.widths[0],
         "num_hidden_layers": sizes.layers,
         "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads[0],
+        "num_key_value_heads": sizes.kv_heads.iter().max(),
         "head_dim": sizes.head_dim,
         "max_position_embeddings": sizes.max_positions,
         "tie_word_embeddings": parts.dims(HEAD).is_none(),
@@ -259,6 +264,11 @@ fn config_of(keys: &Keys<'_>, sizes: &Sizes, parts: &dyn Parts) -> Result<Json, 
         }
         Special::QueryFactor => add_query_factor(map, &rope, sizes, parts)?,
         Special::Gemma4 => add_gemma4(map, keys, sizes, parts)?,
+        Special::ShortConvolutions => {
+            let kind = |kv_heads: &u64| if *kv_heads == 0 { "conv" } else { "full_attention" };
+            let kinds: Vec<&str> = sizes.kv_heads.iter().map(kind).collect();
+            add(map, json!({"conv_L_cache": keys.size(SHORT_CONVOLUTION_ROWS)?, "layer_types": kinds}));
+        }
         Special::None | Special::RopeSwitch => {}
     }
     map.insert("rope_parameters".into(), rope_of_kinds(keys, sizes, rope)?);

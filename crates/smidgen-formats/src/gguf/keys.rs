@@ -2,7 +2,9 @@
 //! A key that is neither read nor known to change nothing is refused, because llama.cpp would compute something
 //! else with it.
 
-use super::architecture::{AbsentWindow, Architecture, Pattern, SlidingTheta, Special, Windows};
+use super::architecture::{
+    AbsentWindow, Architecture, Pattern, SHORT_CONVOLUTION_ROWS, SlidingTheta, Special, Windows,
+};
 use super::model_problem::GgufModelProblem;
 use super::value::{Array, Metadata, MetadataProblem, Value, required};
 
@@ -46,6 +48,7 @@ fn special_keys(special: Special) -> &'static [&'static str] {
             "embedding_length_per_layer_input",
             "rope.dimension_count_swa",
         ],
+        Special::ShortConvolutions => &[SHORT_CONVOLUTION_ROWS],
         Special::None
         | Special::LongRope
         | Special::QueryScalar { .. }
@@ -95,10 +98,14 @@ impl Keys<'_> {
 
     /// A size for each layer, from one number or from a list.
     pub fn sizes(&self, key: &str, layers: u64) -> Result<Vec<u64>, GgufModelProblem> {
+        let sizes = self.counts(key, layers)?;
+        sizes.into_iter().map(|size| self.check_size(key, size)).collect()
+    }
+
+    /// A whole number for each layer, from one number or from a list.
+    pub fn counts(&self, key: &str, layers: u64) -> Result<Vec<u64>, GgufModelProblem> {
         let full = self.full(key);
         let sizes = required(&full, self.metadata.wholes(&full))?;
-        let sizes: Vec<u64> =
-            sizes.into_iter().map(|size| self.check_size(key, size)).collect::<Result<_, _>>()?;
         match sizes.as_slice() {
             [size] => Ok(vec![*size; layers as usize]),
             list if list.len() as u64 == layers => Ok(sizes),

@@ -194,6 +194,9 @@ mod tests {
         );
         check("seed_oss", "blk.2.ffn_norm.weight", None);
         check("olmo2", "blk.2.attn_norm.weight", None);
+        check("lfm2", "blk.2.shortconv.conv.weight", layer(2, "conv.conv.weight").as_deref());
+        check("lfm2", "token_embd_norm.weight", Some("model.embedding_norm.weight"));
+        check("lfm2", "output_norm.weight", None);
         check("muse-glimmer", "blk.2.attn_gate.weight", layer(2, "self_attn.gate_proj.weight").as_deref());
         check("muse-glimmer", "blk.2.attn_q_norm.weight", None);
         assert_eq!(file_name(of("phi3"), "model.layers.0.self_attn.q_proj.weight"), None);

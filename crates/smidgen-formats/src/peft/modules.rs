@@ -29,9 +29,9 @@ pub struct AdapterModule {
     pub alpha: f64,
     /// The factor of B·A.
     pub scale: f64,
-    /// (R, in)
+    /// (R, in), or (E·R, in) with the rows of an expert together.
     pub a: TensorRef,
-    /// (out, R)
+    /// (out, R), or (out, R·E) with the columns of a rank together.
     pub b: TensorRef,
     /// (out), with DoRA.
     pub magnitude: Option<TensorRef>,
@@ -48,6 +48,11 @@ impl AdapterModule {
 
     pub fn rows(&self) -> usize {
         self.b.shape()[0]
+    }
+
+    /// How many experts A and B are of; 1 for a linear.
+    pub fn experts(&self) -> usize {
+        self.a.shape()[0] / self.rank
     }
 
     /// The number of the layer; see [`split_layer`].

@@ -13,7 +13,7 @@ use crate::gguf::{GgufError, GgufFile, GgufTensor};
 use crate::load::{LoadError, read_tensor_into};
 use crate::packed::PackedWeight;
 use crate::tensor_ref::{TensorRef, read_end_to_end};
-use joined::{HeldExpert, JoinedWeight};
+use joined::{HeldMatrix, JoinedWeight};
 use smidgen_ir::quant;
 use smidgen_ir::{DType, Storage};
 use std::path::Path;
@@ -129,30 +129,25 @@ impl Weight {
 
     /// The same weight, which adds every byte that is read from its file to `hash`.
     pub fn hashed(self, hash: &Arc<ContentHash>) -> Weight {
-        match self {
-            Weight::Plain(tensor) => Weight::Plain(tensor.hashed(hash, 0)),
-            Weight::Bnb(weight) => Weight::Bnb(weight.hashed(hash)),
-            Weight::Fp8(weight) => Weight::Fp8(weight.hashed(hash)),
-            Weight::Packed(weight) => Weight::Packed(weight.hashed(hash)),
-            Weight::Gguf(weight) => Weight::Gguf(GgufWeight { hash: Some((Arc::clone(hash), 0)), ..weight }),
-            Weight::Joined(weight) => Weight::Joined(Box::new(weight.hashed(hash, 0))),
-            Weight::Merged(MergedWeight { base, a, b, scale }) => {
-                let (begin_a, begin_b) = (base.bytes(), base.bytes() + a.bytes());
-                let (base, a, b) = (base.hashed(hash, 0), a.hashed(hash, begin_a), b.hashed(hash, begin_b));
-                Weight::Merged(MergedWeight { base, a, b, scale })
-            }
-        }
+        self.hashed_from(hash, 0)
     }
 
     /// As [`Weight::hashed`], for a part of a joined weight that begins at `begin` of the hashed content.
     pub(crate) fn hashed_from(self, hash: &Arc<ContentHash>, begin: u64) -> Weight {
         match self {
             Weight::Plain(tensor) => Weight::Plain(tensor.hashed(hash, begin)),
+            Weight::Bnb(weight) => Weight::Bnb(weight.hashed(hash, begin)),
+            Weight::Fp8(weight) => Weight::Fp8(weight.hashed(hash, begin)),
+            Weight::Packed(weight) => Weight::Packed(weight.hashed(hash, begin)),
             Weight::Gguf(weight) => {
                 Weight::Gguf(GgufWeight { hash: Some((Arc::clone(hash), begin)), ..weight })
             }
-            Weight::Bnb(_) | Weight::Fp8(_) | Weight::Packed(_) | Weight::Merged(_) | Weight::Joined(_) => {
-                unreachable!("experts are joined from plain tensors and GGUF blocks")
+            Weight::Joined(weight) => Weight::Joined(Box::new(weight.hashed(hash, begin))),
+            Weight::Merged(MergedWeight { base, a, b, scale }) => {
+                let (begin_a, begin_b) = (begin + base.bytes(), begin + base.bytes() + a.bytes());
+                let (base, a, b) =
+                    (base.hashed(hash, begin), a.hashed(hash, begin_a), b.hashed(hash, begin_b));
+                Weight::Merged(MergedWeight { base, a, b, scale })
             }
         }
     }
@@ -262,7 +257,16 @@ impl Weight {
             Weight::Packed(weight) => weight.file_path(),
             Weight::Gguf(weight) => weight.file.path(),
             Weight::Merged(merged) => merged.base.file_path(),
-            Weight::Joined(weight) => weight.sources()[0].file_path(),
+            Weight::Joined(weight) => weight.sources()[0].weight.file_path(),
+        }
+    }
+
+    /// The experts whose matrices it holds, if it holds those of several.
+    pub fn experts(&self) -> Option<usize> {
+        match self {
+            Weight::Joined(weight) => Some(weight.experts()),
+            Weight::Packed(weight) => weight.experts(),
+            Weight::Plain(_) | Weight::Bnb(_) | Weight::Fp8(_) | Weight::Gguf(_) | Weight::Merged(_) => None,
         }
     }
 
@@ -289,7 +293,7 @@ impl Weight {
             Weight::Packed(weight) => weight.storage().to_string(),
             Weight::Gguf(weight) => weight.tensor().storage.to_string(),
             Weight::Merged(merged) => merged.base.element().to_string(),
-            Weight::Joined(weight) => weight.sources()[0].element_name(),
+            Weight::Joined(weight) => weight.sources()[0].weight.element_name(),
         }
     }
 
@@ -344,8 +348,8 @@ pub struct WeightRows<'a> {
     scratch: Vec<u8>,
     /// A of a merged weight, as f32.
     factor: Vec<f32>,
-    /// An expert of a weight that is stored transposed.
-    held: HeldExpert,
+    /// A matrix of a joined weight whose rows cannot be read one by one.
+    held: HeldMatrix,
 }
 
 impl<'a> WeightRows<'a> {
@@ -356,7 +360,7 @@ impl<'a> WeightRows<'a> {
             whole.resize(storage.bytes(rows, columns), 0);
             weight.read_stored(0, &mut whole)?;
         }
-        let (scratch, factor, held) = (Vec::new(), Vec::new(), HeldExpert::default());
+        let (scratch, factor, held) = (Vec::new(), Vec::new(), HeldMatrix::default());
         let mut rows = WeightRows { weight, columns, whole, scratch, factor, held };
         if let Weight::Merged(merged) = weight {
             rows.factor.resize(merged.a.shape().iter().product(), 0.0);

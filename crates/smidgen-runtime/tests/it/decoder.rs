@@ -8,6 +8,7 @@ use smidgen_compile::adapter::{Layers, LoraModule, Targets, trained_tensors};
 use smidgen_compile::forward;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA};
 use smidgen_compile::model::audio::{AudioInput, AudioSpec};
+use smidgen_compile::model::experts::ExpertNames;
 use smidgen_compile::model::layer::{LayerNorms, LayerSpec, NormForm, NormedChannels, Rotation};
 use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec};
 use smidgen_compile::names::{input, state};
@@ -50,6 +51,8 @@ pub enum Trained {
     Everything,
     LastLayer,
 }
+
+const QWEN: ExpertNames = ExpertNames::QWEN;
 
 pub const LAYERS: usize = 2;
 pub const ALL_LINEARS: &[&str] =
@@ -227,7 +230,11 @@ impl Choice {
             adapters,
             trained: match self.trained {
                 Trained::Nothing => BTreeSet::new(),
-                Trained::Everything => self.spec.tensors().into_iter().map(|tensor| tensor.name).collect(),
+                // A correction of scores is for the choice of experts, which has no gradient.
+                Trained::Everything => {
+                    let names = self.spec.tensors().into_iter().map(|tensor| tensor.name);
+                    names.filter(|name| !name.ends_with(QWEN.correction)).collect()
+                }
                 Trained::LastLayer => {
                     trained_tensors(&self.spec, &Targets::AllLinear, &Layers::Last(1)).unwrap()
                 }
@@ -321,7 +328,8 @@ fn contents(graph: &Graph, norms_add_one: bool) -> Vec<(ValueId, Content)> {
                         contents.push((id, Content::Reals(sigmas.into_iter().map(away_from_zero).collect())));
                         continue;
                     }
-                    name if name.ends_with("layer_scalar") => (1.0, 0.4),
+                    name if name.ends_with("layer_scalar") || name.ends_with("scale") => (1.0, 0.4),
+                    name if name.ends_with(QWEN.correction) => (0.0, 0.2),
                     name if name.contains("norm") => (if norms_add_one { 0.0 } else { 1.0 }, 0.4),
                     name if name.ends_with("lora_magnitude_vector") => (1.0, 0.4),
                     name if name.ends_with(".bias") => (0.0, 0.3),

@@ -1,19 +1,23 @@
 //! Small decoders with the layers of every kind that `decoder.rs` has no model for, for the lists of choices of other tests.
 //!
 //! Each kind is a model of today in two layers that differ where its layers differ: parallel blocks, norms after blocks only,
-//! embeddings for each layer, shared keys and values, heads of two sizes, gated outputs, rotations of other kinds.
+//! embeddings for each layer, shared keys and values, heads of two sizes, gated outputs, rotations of other kinds, latent
+//! attention, and routed experts with every router and everything that may be beside them.
 
 use crate::decoder::{Choice, llama, with_head, without_biases};
 use smidgen_compile::DecoderSpec;
+use smidgen_compile::model::experts::{BesideExperts, ExpertsSpec, RouterNorm, SharedExpert};
 use smidgen_compile::model::layer::{
-    BothMixers, KeysAndValues, LayerNorms, Mixer, NormForm, NormSpec, NormedChannels, OutputGate, QkNorm,
-    Rotation, TokenInput,
+    BothMixers, GatedNames, GatedSpec, KeysAndValues, LatentSpec, LayerNorms, Mixer, NormForm, NormSpec,
+    NormedChannels, OutputGate, QkNorm, Rotation, TokenInput,
 };
 use smidgen_compile::model::recurrent::{
     DeltaProjections, DeltaSpec, MambaNorm, MambaSpec, RecurrentSpec, ShortConvSpec,
 };
-use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec, PerLayerEmbedding};
-use smidgen_ir::{Activation, Norm, PositionScale, RopeScaling, RopeSpec};
+use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec, LinearKind, PerLayerEmbedding};
+use smidgen_ir::{
+    Activation, Norm, PositionScale, RopeScaling, RopeSpec, Router, RouterGroups, RouterScores,
+};
 
 const NORM: Norm = Norm { eps: 1e-5, plus_one: false };
 const RMS: NormForm = NormForm::Rms(NORM);
@@ -28,6 +32,7 @@ const EVERY: &[&str] = &[
     "_proj_ba",
     "_proj_b",
     "_proj_a",
+    "_proj_with_mqa",
 ];
 
 /// A choice for each kind, with adapters on every linear but the head.
@@ -42,6 +47,12 @@ pub fn kinds() -> Vec<Choice> {
         choice("half of each head, interleaved", interleaved()),
         choice("scaled positions", scaled_positions()),
         choice("dynamic", dynamic()),
+        choice("latent attention", latent()),
+        choice("experts, shared", experts_with_shared()),
+        choice("experts of groups", experts_of_groups()),
+        choice("experts with biases and sinks", experts_with_biases()),
+        choice("experts beside", experts_beside()),
+        choice("weighed inputs of experts", weighed_inputs()),
         choice("delta rule", delta_rule(DeltaProjections::Parts)),
         choice("delta rule by key heads", delta_rule(DeltaProjections::KeyHeads)),
         choice("delta rule, separate", delta_rule(DeltaProjections::Separate)),
@@ -57,7 +68,8 @@ pub fn kinds() -> Vec<Choice> {
 /// The number of adapters of a choice.
 pub fn adapters(choice: &Choice) -> usize {
     let adapters = choice.request().adapters.len();
-    assert_eq!(adapters + 1, choice.spec.all_linears().len(), "{}: every linear but the head", choice.name);
+    let linears = choice.spec.all_linears().into_iter().filter(|linear| linear.kind != LinearKind::Router);
+    assert_eq!(adapters + 1, linears.count(), "{}: every linear but the head and routers", choice.name);
     adapters
 }
 
@@ -223,4 +235,124 @@ fn scaled_positions() -> DecoderSpec {
 fn dynamic() -> DecoderSpec {
     let scaling = RopeScaling::Dynamic { factor: 3.0, max_positions: 5 };
     DecoderSpec { ropes: vec![RopeSpec { scaling, ..RopeSpec::plain(1e2, 8) }], ..plain() }
+}
+
+/// A layer whose queries come from a latent and whose values are smaller than queries, and one with the reverse. Queries of
+/// the second grow with their position.
+fn latent() -> DecoderSpec {
+    let of_layers = [(Some(12), 4, 6, None), (None, 3, 9, Some(1))];
+    let scale = RopeSpec {
+        scaling: RopeScaling::Proportional { rotated_pairs: 0, factor: 1.0 },
+        position_scale: Some(PositionScale { beta: 0.5, original: 2 }),
+        ..RopeSpec::plain(1.0, 2)
+    };
+    let spec = DecoderSpec { ropes: vec![RopeSpec::plain(1e2, 4), scale], ..plain() };
+    let spec = spec.with_interleaved_ropes().with_attention(|layer, attention| {
+        let (query_rank, plain, value, query_scale) = of_layers[layer];
+        let latent = LatentSpec { query_rank, rank: 11, plain, rotated: 4, value, norm: NORM, query_scale };
+        attention.source = KeysAndValues::Latent(latent);
+        attention.kv_heads = attention.heads;
+        attention.head_dim = latent.query().max(value).next_multiple_of(2);
+        attention.scale = (latent.query() as f32).powf(-0.5);
+    });
+    let router = Router { experts: 4, chosen: 4, renormalizes: true, ..SOFTMAX };
+    spec.with_experts(&ExpertsSpec::like_qwen(router, 6, Activation::Silu), |layer| layer == 1)
+}
+
+const SOFTMAX: Router = Router {
+    experts: 5,
+    chosen: 2,
+    scores: RouterScores::Softmax,
+    is_corrected: false,
+    groups: None,
+    renormalizes: false,
+    added_to_sum: 0.0,
+    scale: 1.0,
+    has_expert_scales: false,
+};
+
+fn shared(gate: Option<&'static str>) -> Option<SharedExpert> {
+    let gated = GatedSpec {
+        module: "mlp.shared_expert",
+        names: GatedNames::USUAL,
+        width: 10,
+        activation: Activation::Silu,
+        is_fused: false,
+        bias: false,
+        scales: [1.0; 2],
+    };
+    Some(SharedExpert { gated, gate })
+}
+
+/// Weights of experts that do not add up to 1, and a gated feed-forward for every token beside them.
+fn experts_with_shared() -> DecoderSpec {
+    let experts = ExpertsSpec {
+        shared: shared(Some("mlp.shared_expert_gate")),
+        ..ExpertsSpec::like_qwen(SOFTMAX, 6, Activation::Silu)
+    };
+    plain().with_experts(&experts, |_| true)
+}
+
+/// Sigmoid scores, corrected for the choice among the best groups; the first layer is dense.
+fn experts_of_groups() -> DecoderSpec {
+    let router = Router {
+        experts: 6,
+        scores: RouterScores::Sigmoid,
+        is_corrected: true,
+        groups: Some(RouterGroups { count: 3, chosen: 2, best: 2 }),
+        renormalizes: true,
+        added_to_sum: 0.01,
+        scale: 1.5,
+        ..SOFTMAX
+    };
+    let experts = ExpertsSpec { shared: shared(None), ..ExpertsSpec::like_qwen(router, 6, Activation::Silu) };
+    plain().with_experts(&experts, |layer| layer == 1)
+}
+
+/// As gpt-oss: sinks, biases everywhere, a clamped gate, and a window in one of the layers.
+fn experts_with_biases() -> DecoderSpec {
+    let experts = ExpertsSpec {
+        router_bias: true,
+        bias: true,
+        ..ExpertsSpec::like_qwen(
+            Router { renormalizes: true, ..SOFTMAX },
+            6,
+            Activation::ClampedSwiglu { limit: 1.5, alpha: 1.7 },
+        )
+    };
+    let spec = plain().with_attention_biases(true).with_windows(&[Some(3), None]);
+    spec.with_attention(|_, attention| attention.has_sinks = true).with_experts(&experts, |_| true)
+}
+
+/// As Gemma 4: experts beside the feed-forward, whose router norms and scales its input, and a factor for each expert.
+fn experts_beside() -> DecoderSpec {
+    let norm = |path| NormSpec { path, form: RMS };
+    let spec = plain().with_layers(|_, layer| layer.norms = LayerNorms::around(RMS));
+    let gated = spec.layers[0].clone().gated_mut().unwrap().clone();
+    let experts = ExpertsSpec {
+        router_norm: Some(RouterNorm { norm: NORM, weight: "router.scale", scale: 0.9 }),
+        beside: Some(BesideExperts {
+            gated,
+            after_gated: norm("post_feedforward_layernorm_1"),
+            before_experts: norm("pre_feedforward_layernorm_2"),
+            after_experts: norm("post_feedforward_layernorm_2"),
+        }),
+        ..ExpertsSpec::like_qwen(
+            Router { renormalizes: true, has_expert_scales: true, ..SOFTMAX },
+            6,
+            Activation::GeluTanh,
+        )
+    };
+    spec.with_experts(&experts, |_| true)
+}
+
+/// One expert for each token, whose input is multiplied by its score.
+fn weighed_inputs() -> DecoderSpec {
+    let router = Router { chosen: 1, scores: RouterScores::Sigmoid, ..SOFTMAX };
+    let experts = ExpertsSpec {
+        weighs_inputs: true,
+        shared: shared(None),
+        ..ExpertsSpec::like_qwen(router, 6, Activation::Silu)
+    };
+    plain().with_experts(&experts, |layer| layer == 0)
 }

@@ -5,6 +5,7 @@
 //! is exact, so results are equal to the bit; with different samples they agree within rounding.
 
 use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, leaf_named, phi3, wide};
+use crate::decoder_kinds::kinds;
 use crate::examples::{Example, Proof};
 use crate::numbers::{decode_doubles, decode_reals};
 use crate::offload_changes_nothing::{of_rank, offload_everything};
@@ -323,7 +324,7 @@ fn in_order(graph: &Graph, id: ValueId, shard: Shard, parts: &[u8]) -> Vec<u8> {
 
 fn choices() -> Vec<Choice> {
     let (dora, fourier) = (AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 });
-    vec![
+    let mut choices = vec![
         Choice::lora(),
         Choice { name: "phi3", spec: phi3(), adapted: ALL_FUSED, ..Choice::lora() },
         Choice { name: "dora", form: dora, ..Choice::fused() },
@@ -333,7 +334,11 @@ fn choices() -> Vec<Choice> {
         wide_full(),
         Choice { name: "wide, in 8 bits", moments: Moments::Bits8, ..wide_full() },
         Choice { name: "wide, last layer", trained: Trained::LastLayer, ..wide_full() },
-    ]
+    ];
+    // Routed experts and latent attention are divided as other weights are.
+    let is_divided = |kind: &Choice| kind.name.contains("experts") || kind.name.contains("latent");
+    choices.extend(kinds().into_iter().filter(is_divided));
+    choices
 }
 
 fn wide_full() -> Choice {

@@ -53,6 +53,10 @@ fn families() -> Vec<(&'static str, Value)> {
         "embedding_multiplier": 12.0, "attention_multiplier": 0.25, "residual_multiplier": 0.22, "logits_scaling": 6.0,
         "tie_word_embeddings": true,
     });
+    let lfm2 = json!({
+        "layer_types": ["conv", "full_attention", "conv", "conv"], "conv_L_cache": 4, "norm_eps": 1e-5,
+        "block_auto_adjust_ff_dim": false, "tie_word_embeddings": true,
+    });
     let gemma4 = json!({
         "layer_types": kinds, "sliding_window": 8, "num_kv_shared_layers": 2, "use_double_wide_mlp": true,
         "attention_k_eq_v": true, "num_global_key_value_heads": 1, "global_head_dim": 16,
@@ -80,6 +84,7 @@ fn families() -> Vec<(&'static str, Value)> {
         ("gemma4", config("gemma4_unified_text", &plain_gemma4)),
         ("smollm3", config("smollm3", &json!({}))),
         ("granite", config("granite", &granite)),
+        ("lfm2", config("lfm2", &lfm2)),
         ("granite", config("granite", &json!({"attention_bias": true, "mlp_bias": true}))),
         ("olmo2", config("olmo2", &json!({}))),
         ("olmo2", config("olmo3", &json!({"sliding_window": 8, "rope_parameters": two_ropes}))),

@@ -4,6 +4,7 @@
 //! the head), and values and down projections of every third layer and of those at both ends.
 //! Left out: importance matrices, and what llama.cpp does otherwise for models of a certain size.
 
+use smidgen_formats::gguf::architecture::SHORT_CONVOLUTION;
 use smidgen_ir::{Block, DType, Storage};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,12 +67,15 @@ impl MatrixType {
         Storage::Gguf(block)
     }
 
-    /// The storage of a matrix: the wanted one if its rows are whole blocks, else Q8_0, else F16.
+    /// The storage of a matrix: the wanted one if its rows are whole blocks, else Q8_0, else F16. Convolutions have F32.
     pub fn storage(self, place: &MatrixPlace<'_>) -> Storage {
         let fits = |storage: &Storage| match storage {
             Storage::Gguf(block) => place.columns.is_multiple_of(block.elements()),
             _ => true,
         };
+        if place.name.ends_with(SHORT_CONVOLUTION) {
+            return Storage::F32;
+        }
         let choices = [self.wanted(place), Storage::Gguf(Block::Q8_0), Storage::Plain(DType::F16)];
         choices.into_iter().find(fits).unwrap_or(Storage::F32)
     }

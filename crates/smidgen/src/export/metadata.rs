@@ -7,11 +7,12 @@
 use super::like::difference;
 use crate::plan::model::constant_dims;
 use smidgen_compile::DecoderSpec;
-use smidgen_compile::model::layer::{AttentionSpec, FeedForward, KeysAndValues};
+use smidgen_compile::model::layer::{AttentionSpec, FeedForward, KeysAndValues, LayerSpec};
 use smidgen_compile::model::read_spec;
+use smidgen_compile::model::recurrent::RecurrentSpec;
 use smidgen_formats::gguf::architecture::{
     Absent, AbsentWindow, Architecture, Head, Number, Pattern, QK_NORMS, ROPE_DIVISORS, ROPE_FACTORS,
-    SlidingTheta, Special, Windows,
+    SHORT_CONVOLUTION_ROWS, SlidingTheta, Special, Windows,
 };
 use smidgen_formats::gguf::config::{Parts, described_model, yarn_scale};
 use smidgen_formats::gguf::model_problem::GgufModelProblem;
@@ -121,7 +122,8 @@ impl Describer<'_> {
         ] {
             self.whole(key, size);
         }
-        let kv_heads = spec.attentions().map(|(_, attention)| attention.kv_heads).collect();
+        let kv_heads = |layer: &LayerSpec| layer.attention().map_or(0, |attention| attention.kv_heads);
+        let kv_heads = spec.layers.iter().map(kv_heads).collect();
         self.of_layers("attention.head_count_kv", kv_heads);
         let width = |feed_forward: &FeedForward| match feed_forward {
             FeedForward::Gated(gated) => gated.width,
@@ -140,7 +142,7 @@ impl Describer<'_> {
     fn number_of(&self, number: &Number) -> Option<f32> {
         let (spec, attention) = (self.spec, self.attention);
         match number.config {
-            "rms_norm_eps" | "layer_norm_eps" => Some(spec.norm_eps()),
+            "rms_norm_eps" | "layer_norm_eps" | "norm_eps" => Some(spec.norm_eps()),
             "logits_scaling" => Some(1.0 / spec.head.scale),
             "logit_scale" | "output_multiplier" => Some(spec.head.scale),
             "residual_multiplier" => Some(spec.layers[0].residual_scale),
@@ -334,6 +336,14 @@ impl Describer<'_> {
                 self.whole("attention.shared_kv_layers", shared);
                 let width = spec.embedding.per_layer.map_or(0, |per_layer| per_layer.width);
                 self.whole("embedding_length_per_layer_input", width);
+            }
+            Special::ShortConvolutions => {
+                let conv = spec.recurrents().find_map(|(_, recurrent)| match recurrent {
+                    RecurrentSpec::ShortConv(conv) => Some(conv),
+                    RecurrentSpec::Delta(_) | RecurrentSpec::Mamba(_) => None,
+                });
+                // A model without such layers has any number of rows.
+                self.whole(SHORT_CONVOLUTION_ROWS, conv.map_or(3, |conv| conv.taps));
             }
             Special::None | Special::LongRope | Special::QueryScalar { .. } | Special::RopeSwitch => {}
         }

@@ -97,12 +97,19 @@ pub fn export_model(
         .map(|(name, values)| spec_of(name, vec![values.len()], Storage::F32))
         .collect();
     let described_tensors = specs.len();
-    specs.extend(
-        tensors
-            .iter()
-            .map(|tensor| spec_of(&tensor.name, tensor.output.original.shape().to_vec(), tensor.storage)),
-    );
-    let mut factors = Factors::with_room_for(&read.modules);
+    specs.extend(tensors.iter().map(|tensor| {
+        // The weight of a convolution has a dimension less than in folders.
+        let dims = match *tensor.output.original.shape() {
+            [channels, 1, taps] => vec![channels, taps],
+            ref others => others.to_vec(),
+        };
+        spec_of(&tensor.name, dims, tensor.storage)
+    }));
+    let folds = tensors.iter().filter_map(|tensor| match &tensor.output.action {
+        Action::Fold(fold) => Some(&**fold),
+        Action::Replace(_) | Action::Convert | Action::Copy => None,
+    });
+    let mut factors = Factors::with_room_for(folds);
     let mut buffers =
         Buffers { block_elements: options.block_bytes / size_of::<f32>(), ..Buffers::default() };
     write_gguf(output, &metadata, &specs, |position, out| match position.checked_sub(described_tensors) {
@@ -254,17 +261,17 @@ fn write_tensor(
     values.resize(at_a_time * width, 0.0);
     row.resize(tensor.storage.bytes(1, width), 0);
     let stored = OriginalRows::open(original, held)?;
-    if let Action::Fold(module) = &tensor.output.action {
-        factors.load(module)?;
+    if let Action::Fold(fold) = &tensor.output.action {
+        factors.load(fold)?;
     }
     for first in (0..rows).step_by(at_a_time) {
         let count = at_a_time.min(rows - first);
         let values = &mut values[..count * width];
         match &tensor.output.action {
             Action::Replace(bias) => read_f32(bias, (first * width) as u64, values)?,
-            Action::Fold(_) => {
+            Action::Fold(fold) => {
                 stored.read(first, count, values)?;
-                factors.fold_rows(first, values);
+                factors.fold_rows(fold.first_row + first, values);
             }
             Action::Convert | Action::Copy => stored.read(first, count, values)?,
         }

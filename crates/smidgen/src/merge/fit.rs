@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 
 use crate::failure::Failure;
-use crate::model_files::original::OriginalModel;
-use crate::model_files::output::{Action, OutputTensor};
+use crate::model_files::original::{MatricesOfExperts, OriginalModel};
+use crate::model_files::output::{Action, Fold, OutputTensor};
 use crate::session::adapters::UNTIED_HEAD;
 use smidgen_compile::model::spec::EMBEDDING;
 use smidgen_formats::element::Element;
-use smidgen_formats::peft::{AdapterFile, AdapterModules};
+use smidgen_formats::peft::{AdapterFile, AdapterModule, AdapterModules};
 use smidgen_formats::phi4mm::speech_names;
 
 /// Maximum number of tensors that an error names.
@@ -45,9 +45,16 @@ pub fn fit_adapter(
             ));
             continue;
         }
+        if let Some(matrices) = original.matrices_of_experts(&module.path) {
+            match fold_experts(module, &matrices) {
+                Ok(folds) => actions.extend(folds),
+                Err(problem) => problems.push(problem),
+            }
+            continue;
+        }
         let name = original.file_name(&format!("{}.weight", module.path));
         match check(original, &name, &[module.rows(), module.columns()]) {
-            Ok(()) => drop(actions.insert(name, Action::Fold(Box::new(module.clone())))),
+            Ok(()) => drop(actions.insert(name, Action::Fold(Box::new(Fold::whole(module.clone()))))),
             Err(problem) => problems.push(problem),
         }
     }
@@ -100,6 +107,31 @@ fn check(original: &OriginalModel, name: &str, shape: &[usize]) -> Result<(), St
         }
         Some(_) => Ok(()),
     }
+}
+
+/// What happens to each tensor that holds matrices of the experts that a module adapts.
+fn fold_experts(
+    module: &AdapterModule,
+    matrices: &MatricesOfExperts,
+) -> Result<Vec<(String, Action)>, String> {
+    let MatricesOfExperts { experts, rows, columns, is_turned, ref names } = *matrices;
+    let shape = [module.experts(), module.rows(), module.columns()];
+    if shape != [experts, rows, columns] {
+        return Err(format!(
+            "`{}` is {:?} in the base, the adapter is for {shape:?}",
+            module.path,
+            [experts, rows, columns]
+        ));
+    }
+    let of_each = experts * rows / names.len();
+    let fold = |number: usize| Fold {
+        module: module.clone(),
+        experts,
+        is_turned,
+        first_row: if is_turned { 0 } else { number * of_each },
+    };
+    let folds = names.iter().enumerate();
+    Ok(folds.map(|(number, name)| (name.clone(), Action::Fold(Box::new(fold(number))))).collect())
 }
 
 fn misfit(adapter: &AdapterFile, original: &OriginalModel, problems: &[String]) -> Failure {

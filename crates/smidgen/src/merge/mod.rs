@@ -3,7 +3,8 @@
 //! Tensors of base and adapter are matched (`fit`), every output tensor is assigned to a shard, and rows are processed in
 //! blocks (`fold`, `write`), computed in f32 and rounded once.
 //! For any model size this needs the memory of two blocks of `block_bytes` and of one module's A, B and magnitude in
-//! f32; a 4-bit tensor of bitsandbytes adds its stored bytes. Quantized tensors are decoded and not quantized again.
+//! f32; a 4-bit tensor of bitsandbytes adds its stored bytes, and so do experts in MXFP4. Quantized tensors are decoded and
+//! not quantized again.
 //! Left out: LS-LoRA, which is not linear and so cannot become a weight.
 
 pub mod difference;
@@ -92,7 +93,7 @@ pub fn merge(
     let outputs = fit_adapter(adapter, &read, original, options.element)?;
     let sizes: Vec<u64> = outputs.iter().map(OutputTensor::bytes).collect();
     let shards = shards::split(&sizes, options.max_shard_bytes);
-    let mut workspace = Workspace::new(&read.modules, &outputs, options.block_bytes);
+    let mut workspace = Workspace::new(&outputs, options.block_bytes);
     let folder = OutputFolder::create(output)?;
     write_shards(folder.path(), &outputs, &shards, &mut workspace)?;
     let notes = write_sidecars(original, &outputs, folder.path(), options.element)?;

@@ -18,7 +18,6 @@ use crate::model_files::original::OriginalRows;
 use crate::model_files::output::{Action, OutputTensor};
 use crate::model_files::shards::{INDEX_FILE, render_index, shard_name};
 use crate::plan::phases::MERGE_WORKERS;
-use smidgen_formats::peft::AdapterModule;
 use smidgen_formats::safetensors::write::{TensorSpec, lay_out_file, pytorch_metadata};
 use smidgen_formats::whole_file::write_whole;
 
@@ -38,13 +37,17 @@ struct Worker {
 }
 
 impl Workspace {
-    pub fn new(modules: &[AdapterModule], outputs: &[OutputTensor], block_bytes: usize) -> Workspace {
+    pub fn new(outputs: &[OutputTensor], block_bytes: usize) -> Workspace {
         let half_bytes = (block_bytes / 2).max(size_of::<f32>());
         let worker =
             |_| Worker { values: vec![0.0; half_bytes / size_of::<f32>()], bytes: vec![0; half_bytes] };
         let held_bytes = outputs.iter().map(|output| output.original.held_bytes()).max().unwrap_or(0);
+        let folds = outputs.iter().filter_map(|output| match &output.action {
+            Action::Fold(fold) => Some(&**fold),
+            Action::Replace(_) | Action::Convert | Action::Copy => None,
+        });
         Workspace {
-            factors: Factors::with_room_for(modules),
+            factors: Factors::with_room_for(folds),
             held: Vec::with_capacity(held_bytes),
             workers: (0..MERGE_WORKERS).map(worker).collect(),
         }
@@ -113,9 +116,10 @@ impl Target<'_> {
 fn write_tensor(output: &OutputTensor, target: &Target, workspace: &mut Workspace) -> Result<(), Failure> {
     let Workspace { factors, held, workers } = workspace;
     match &output.action {
-        Action::Fold(module) => {
-            factors.load(module)?;
-            write_rows(output, target, held, workers, |first_row, rows| factors.fold_rows(first_row, rows))
+        Action::Fold(fold) => {
+            factors.load(fold)?;
+            let folded = |first_row, rows: &mut [f32]| factors.fold_rows(fold.first_row + first_row, rows);
+            write_rows(output, target, held, workers, folded)
         }
         Action::Convert => write_rows(output, target, held, workers, |_, _| {}),
         Action::Replace(tensor) => in_blocks(workers, tensor.elements(), 1, |worker, range| {

@@ -14,9 +14,10 @@ use crate::failure::Failure;
 use smidgen_formats::element::Element;
 use smidgen_formats::load::can_read_as;
 use smidgen_formats::model::Model;
+use smidgen_formats::packed::PackedWeight;
 use smidgen_formats::phi4mm;
 use smidgen_formats::weight::{DECODED, Weight, WeightRows};
-use smidgen_ir::{DType, Storage};
+use smidgen_ir::{Block, DType, Storage};
 
 /// Bytes that are decoded at a time (at least one row of a GGUF tensor).
 const PIECE_BYTES: usize = 32 << 10;
@@ -33,6 +34,21 @@ pub struct OriginalTensor {
     /// The name in the output.
     in_file: String,
     weight: Weight,
+    /// The shape in the output.
+    shape: Vec<usize>,
+}
+
+/// The matrices of experts that one parameter of transformers has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MatricesOfExperts {
+    pub experts: usize,
+    /// Of one expert.
+    pub rows: usize,
+    pub columns: usize,
+    /// Whether each matrix is written transposed.
+    pub is_turned: bool,
+    /// The tensors, which have equally many rows and follow each other.
+    pub names: Vec<String>,
 }
 
 impl OriginalModel {
@@ -46,13 +62,6 @@ impl OriginalModel {
             let place = model.path().display();
             return Err(Failure::model(format!("the model folder `{place}` has no weights")));
         }
-        if let Some(name) = model.mxfp4_experts() {
-            let place = model.path().display();
-            return Err(Failure::model(format!(
-                "`{place}` has experts in MXFP4 (`{name}`), which are not written in another type"
-            ))
-            .hint("load the adapter over the base, or merge it into a copy of the base in bf16"));
-        }
         // In the order of the files, so that tensors of one shard stay together.
         let names: Vec<(String, String)> = match &model {
             Model::Folder { folder, packed, .. } => (folder.files().iter())
@@ -60,6 +69,9 @@ impl OriginalModel {
                 .map(|entry| (folder.name_of(&entry.name), entry.name.clone()))
                 // A packed weight is written under its own name, where its codes are.
                 .map(|(name, in_file)| match packed.weight_of_codes(&name) {
+                    Some(weight) if packed.weights[weight].experts().is_some() => {
+                        (weight.to_owned(), weight.trim_end_matches(".weight").to_owned())
+                    }
                     Some(weight) => (weight.to_owned(), weight.to_owned()),
                     None => (name, in_file),
                 })
@@ -72,7 +84,7 @@ impl OriginalModel {
             }
         };
         let weight_of = |(name, in_file): (String, String)| {
-            model.weight(&name).map(|weight| OriginalTensor { name, in_file, weight })
+            model.weight(&name).map(|weight| OriginalTensor::new(name, in_file, weight))
         };
         let tensors: Vec<OriginalTensor> = names.into_iter().filter_map(weight_of).collect();
         let by_name = tensors.iter().map(|tensor| tensor.name.clone()).zip(0..).collect();
@@ -100,8 +112,27 @@ impl OriginalModel {
     pub fn file_name(&self, name: &str) -> String {
         match &self.model {
             Model::Folder { folder, phi4mm: Some(_), .. } => phi4mm::file_name(folder, name),
-            Model::Folder { phi4mm: None, .. } | Model::Gguf { .. } => name.to_string(),
+            Model::Folder { phi4mm: None, experts, .. } => {
+                experts.file_name(name).unwrap_or(name).to_string()
+            }
+            Model::Gguf { .. } => name.to_string(),
         }
+    }
+
+    /// The tensors that hold the matrices of experts that an adapted module names.
+    pub fn matrices_of_experts(&self, module: &str) -> Option<MatricesOfExperts> {
+        let Model::Folder { experts, packed, .. } = &self.model else { return None };
+        let name = format!("{module}.weight");
+        let (shape, count, names, is_turned) = match (experts.joined(&name), packed.weights.get(&name)) {
+            (Some(joined), _) => {
+                let names = joined.sources().iter().map(|source| source.name.clone()).collect();
+                (joined.shape(), joined.experts(), names, joined.is_turned())
+            }
+            (None, Some(weight)) => (weight.shape(), weight.experts()?, vec![name], true),
+            (None, None) => return None,
+        };
+        let (rows, columns) = (shape[0] / count.max(1), shape[1..].iter().product());
+        Some(MatricesOfExperts { experts: count, rows, columns, is_turned, names })
     }
 
     /// Whether the model was opened without the speech adapter inside its checkpoint, because the run continued that
@@ -131,6 +162,14 @@ impl OriginalModel {
 }
 
 impl OriginalTensor {
+    pub fn new(name: String, in_file: String, weight: Weight) -> OriginalTensor {
+        let shape = match (weight.shape(), packed_experts(&weight)) {
+            (&[rows, columns], Some((_, experts))) => vec![experts, columns, rows / experts],
+            (shape, _) => shape.to_vec(),
+        };
+        OriginalTensor { name, in_file, weight, shape }
+    }
+
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -145,7 +184,7 @@ impl OriginalTensor {
     }
 
     pub fn shape(&self) -> &[usize] {
-        self.weight.shape()
+        &self.shape
     }
 
     /// The default type in the output.
@@ -155,6 +194,8 @@ impl OriginalTensor {
             (_, Some(Storage::Plain(DType::F32))) => Element::F32,
             (_, Some(Storage::Plain(DType::F16))) => Element::F16,
             (_, Some(Storage::Plain(DType::Bf16))) => Element::Bf16,
+            // Every number of MXFP4 is one of bf16, whose range is larger than that of f16.
+            (_, Some(Storage::Gguf(Block::Mxfp4))) => Element::Bf16,
             _ => DECODED,
         }
     }
@@ -180,33 +221,79 @@ impl OriginalTensor {
         matches!(&self.weight, Weight::Plain(tensor) if tensor.element() == element)
     }
 
-    /// The first dimension; 1 for a scalar.
+    /// The rows of a matrix, or of all matrices of experts; the elements of a vector; 1 for a scalar.
     pub fn rows(&self) -> usize {
-        self.shape().first().copied().unwrap_or(1)
+        match self.shape() {
+            [experts, rows, _] => experts * rows,
+            shape => shape.first().copied().unwrap_or(1),
+        }
     }
 
-    /// The elements of a row: the product of all dimensions but the first.
+    /// The elements of a row.
     pub fn row_elements(&self) -> usize {
-        self.shape().iter().skip(1).product()
+        self.shape().iter().product::<usize>().checked_div(self.rows()).unwrap_or(0)
     }
 
     /// Bytes that stay in memory while its rows are read.
     pub fn held_bytes(&self) -> usize {
-        match &self.weight {
-            weight @ (Weight::Bnb(_) | Weight::Fp8(_)) => {
-                weight.storage().map_or(0, |storage| storage.bytes(self.rows(), self.row_elements()))
-            }
-            Weight::Plain(_)
-            | Weight::Packed(_)
-            | Weight::Gguf(_)
-            | Weight::Merged(_)
-            | Weight::Joined(_) => 0,
-        }
+        held_bytes(&self.weight)
     }
 
     /// Reads stored bytes.
     pub fn read_bytes(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), Failure> {
         self.weight.read_stored(byte_offset, destination).map_err(Failure::model)
+    }
+}
+
+/// Bytes that stay in memory while rows of a weight are read: all of it if its rows share scales, or are written as columns.
+pub fn held_bytes(weight: &Weight) -> usize {
+    let (rows, columns) = weight.rows_and_columns();
+    match weight {
+        Weight::Bnb(_) | Weight::Fp8(_) => weight.storage().map_or(0, |storage| storage.bytes(rows, columns)),
+        Weight::Packed(packed) if packed.experts().is_some() => packed.storage().bytes(rows, columns),
+        Weight::Joined(joined) => {
+            joined.sources().iter().map(|source| held_bytes(&source.weight)).max().unwrap_or(0)
+        }
+        Weight::Plain(_) | Weight::Packed(_) | Weight::Gguf(_) | Weight::Merged(_) => 0,
+    }
+}
+
+/// A packed weight with the matrices of so many experts, which transformers has transposed.
+fn packed_experts(weight: &Weight) -> Option<(&PackedWeight, usize)> {
+    match weight {
+        Weight::Packed(weight) => Some((weight, weight.experts()?)),
+        _ => None,
+    }
+}
+
+/// Rows of the transposed matrices of experts: row (expert, input) has the numbers of all outputs.
+fn read_turned(
+    (weight, experts): (&PackedWeight, usize),
+    held: &[u8],
+    first_row: usize,
+    destination: &mut [f32],
+) {
+    let (columns, outputs) = (weight.shape()[1], weight.shape()[0] / experts);
+    let (storage, block) = (weight.storage(), weight.block().elements());
+    let row_bytes = storage.bytes(1, columns);
+    let (mut row, mut rest) = (first_row, destination);
+    while !rest.is_empty() {
+        let (expert, input) = (row / columns, row % columns);
+        let inputs = (columns - input).min(rest.len() / outputs);
+        let (part, behind) = rest.split_at_mut(inputs * outputs);
+        // Whole blocks are decoded.
+        let (from, to) = (input / block * block, (input + inputs).next_multiple_of(block));
+        let mut numbers = vec![0.0; to - from];
+        for output in 0..outputs {
+            let turn = if output % 2 == 0 { output / 2 } else { outputs / 2 + output / 2 };
+            let own = if weight.takes_turns() { turn } else { output };
+            let bytes = &held[(expert * outputs + own) * row_bytes..][..row_bytes];
+            let blocks = storage.bytes(1, from)..storage.bytes(1, to);
+            quant::decode(storage, 1, to - from, &bytes[blocks], 0, &mut numbers);
+            let column = part[output..].iter_mut().step_by(outputs);
+            column.zip(&numbers[input - from..]).for_each(|(target, number)| *target = *number);
+        }
+        (row, rest) = (row + inputs, behind);
     }
 }
 
@@ -231,6 +318,10 @@ impl<'a> OriginalRows<'a> {
     pub fn read(&self, first_row: usize, rows: usize, destination: &mut [f32]) -> Result<(), Failure> {
         let width = self.tensor.row_elements();
         assert_eq!(destination.len(), rows * width, "rows of `{}`", self.tensor.name());
+        if let Some(packed) = packed_experts(&self.tensor.weight) {
+            read_turned(packed, self.held, first_row, destination);
+            return Ok(());
+        }
         match &self.tensor.weight {
             Weight::Plain(stored) => read_f32(stored, (first_row * width) as u64, destination),
             weight @ (Weight::Bnb(_) | Weight::Fp8(_)) => {

@@ -16,12 +16,31 @@ use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug)]
 pub enum Action {
-    Fold(Box<AdapterModule>),
+    Fold(Box<Fold>),
     /// Replaced by a tensor of the adapter.
     Replace(TensorRef),
     /// Converted to another element type, or decoded from a quantized format.
     Convert,
     Copy,
+}
+
+/// A module of the adapter, and which of its rows the tensor has.
+#[derive(Clone, Debug)]
+pub struct Fold {
+    pub module: AdapterModule,
+    /// The experts whose factors the module has; 1 for a linear.
+    pub experts: usize,
+    /// Whether the tensor holds the matrix of each expert transposed.
+    pub is_turned: bool,
+    /// The row of the tensor's first row, among the rows of all experts.
+    pub first_row: usize,
+}
+
+impl Fold {
+    /// All rows of a linear.
+    pub fn whole(module: AdapterModule) -> Fold {
+        Fold { module, experts: 1, is_turned: false, first_row: 0 }
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -25,7 +25,7 @@ use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::links::Link;
 use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::model::overflows_f16;
-use smidgen_compile::model::spec::{HEAD, LinearKind};
+use smidgen_compile::model::spec::{HEAD, Linear, LinearKind};
 use smidgen_compile::request::{self, Reference};
 use smidgen_compile::{AdapterForm, DecodeShape, DecoderSpec, Request, TrainedBiases};
 use smidgen_data::tokens::TokenSet;
@@ -487,6 +487,21 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
         }
     }
     let linears = spec.linears();
+    let trains_bias = |linear: &Linear| {
+        let is_trained = match adapter.bias {
+            Bias::None => false,
+            Bias::All => true,
+            Bias::LoraOnly => paths.contains(&linear.path),
+        };
+        is_trained && linear.bias && matches!(linear.kind, LinearKind::Experts(_))
+    };
+    if let Some(linear) = linears.iter().find(|linear| trains_bias(linear)) {
+        return Err(Failure::recipe(format!(
+            "`adapter.bias` cannot train the biases of the experts of `{}`",
+            linear.path
+        ))
+        .hint("set `adapter.bias = \"none\"`: no adapter file has a place for them"));
+    }
     let named = |kind: LinearKind| {
         let is_named =
             |path: &&String| linears.iter().any(|linear| linear.path == **path && linear.kind == kind);

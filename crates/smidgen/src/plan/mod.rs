@@ -27,3 +27,4 @@ pub mod profiles;
 pub mod rank_layout;
 pub mod shapes;
 pub mod trained_choice;
+pub mod weight_kinds;

@@ -91,11 +91,13 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     let mut known: HashSet<String> = HashSet::from([UNTIED_HEAD.to_string()]);
     let decoder = spec.tensors().into_iter().map(|tensor| (tensor, false));
     let audio = spec.audio.iter().flat_map(AudioSpec::tensors).map(|tensor| (tensor, true));
+    let experts = matrices_of_experts(spec);
     for (tensor, is_audio) in decoder.chain(audio) {
         let expected = constant_dims(&tensor.shape);
         let name = tensor.name;
         match model.weight(&name) {
-            None => problems.push(format!("`{}` is missing", model.missing_part(&name).unwrap_or(&name))),
+            None => problems
+                .push(model.problem_of(&name).map_or_else(|| format!("`{name}` is missing"), str::to_owned)),
             Some(found) => {
                 let (shape, storage) = (found.shape(), found.storage());
                 // Matrices of the audio encoder may be convolutions in the file, and are not quantized.
@@ -106,7 +108,10 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
                 } else {
                     (is_shaped(shape, &expected), is_trainable_on(&tensor.shape, storage))
                 };
-                if !has_shape {
+                let (here, in_file) = (experts.get(&name).copied(), found.experts());
+                if let (Some(here), Some(in_file)) = (here, in_file.filter(|count| here != Some(*count))) {
+                    problems.push(format!("`{name}` has {in_file} experts, the config says {here}"));
+                } else if !has_shape {
                     problems.push(format!("`{name}` is {shape:?}, the config says {expected:?}"));
                 } else if !is_readable {
                     problems.push(format!("`{name}` is stored as {}", found.element_name()));
@@ -144,6 +149,18 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     })
 }
 
+/// The number of experts of each weight and bias that has those of several.
+fn matrices_of_experts(spec: &DecoderSpec) -> HashMap<String, usize> {
+    let of_linear = |linear: Linear| match linear.kind {
+        LinearKind::Experts(count) => Some((linear.path, count)),
+        LinearKind::Dense | LinearKind::Router | LinearKind::Unadapted => None,
+    };
+    let linears = spec.linears().into_iter().filter_map(of_linear);
+    linears
+        .flat_map(|(path, count)| ["weight", "bias"].map(|tensor| (format!("{path}.{tensor}"), count)))
+        .collect()
+}
+
 /// Linears that are quantized although `quantization_config` does not say so, and the reverse.
 fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
     if let Model::Gguf { .. } = model {
@@ -159,9 +176,10 @@ fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
         let name = format!("{}.weight", linear.path);
         // What no device can read is refused elsewhere.
         let weight = model.weight(&name).filter(|weight| weight.storage().is_some())?;
-        let method = match weight {
+        let one = if let Weight::Joined(joined) = &weight { &joined.sources()[0].weight } else { &weight };
+        let method = match one {
             Weight::Bnb(_) => Some("bitsandbytes"),
-            Weight::Fp8(ref weight) if weight.storage() == Storage::Fp8Blocks => Some("fp8"),
+            Weight::Fp8(weight) if weight.storage() == Storage::Fp8Blocks => Some("fp8"),
             // Their tensors say what they are, by their names.
             Weight::Fp8(_) | Weight::Packed(_) => None,
             Weight::Plain(_) | Weight::Merged(_) | Weight::Gguf(_) | Weight::Joined(_) => None,

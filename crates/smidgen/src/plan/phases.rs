@@ -5,6 +5,7 @@
 //! commands; generation is planned for a prompt and answer as long as the longest sample.
 //! On a CPU, RAM is the device. Left out: host memory of a GPU driver.
 
+use crate::model_files::original::held_bytes;
 use crate::plan::artifact::Artifact;
 use crate::plan::audio::{clip_stores, encoded_bytes, longest_clip_rows, longest_rows, plan_encoding};
 use crate::plan::budget::JobBudget;
@@ -19,6 +20,7 @@ use crate::plan::model::written_storage;
 use crate::rows::data::Data;
 use serde_json::{Value, json};
 use smidgen_compile::{AdapterForm, Request, Solution};
+use smidgen_formats::weight::Weight;
 use smidgen_ir::{DType, DeviceKind, Extent, Storage};
 use smidgen_recipe::Length;
 
@@ -203,14 +205,19 @@ impl TensorSizes {
         let mut sizes = TensorSizes { held_bytes: 0, merged_bytes: 0, exported_bytes: 0 };
         for tensor in &tensors {
             let (rows, columns) = tensor.shape.at(&Extent::default());
-            let stored = job.model.weight(&tensor.name).and_then(|weight| weight.storage());
+            let weight = job.model.weight(&tensor.name);
+            let stored = weight.as_ref().and_then(Weight::storage);
             let storage = stored.unwrap_or(job.request.storage_of(&tensor.name));
+            // Numbers that are decoded are written in 16 bits.
             let merged = if storage.plain().is_some() { storage } else { Storage::Plain(DType::F16) };
             let is_matrix = tensor.shape.0.len() == 2;
             let exported = if is_matrix { Storage::Plain(DType::F16) } else { Storage::F32 };
-            if let Storage::Bnb4 { .. } = storage {
-                sizes.held_bytes = sizes.held_bytes.max(storage.bytes(rows, columns) as u64);
-            }
+            let held = match &weight {
+                Some(weight) => held_bytes(weight),
+                None if matches!(storage, Storage::Bnb4 { .. }) => storage.bytes(rows, columns),
+                None => 0,
+            };
+            sizes.held_bytes = sizes.held_bytes.max(held as u64);
             sizes.merged_bytes += merged.bytes(rows, columns) as u64;
             sizes.exported_bytes += exported.bytes(rows, columns) as u64;
         }
@@ -224,7 +231,7 @@ fn factor_bytes(request: &Request) -> u64 {
     let sizes = request.adapters.iter().filter_map(|module| {
         let linear = linears.iter().find(|linear| linear.path == module.path)?;
         let magnitudes = usize::from(request.form == AdapterForm::Dora);
-        Some((module.rank * linear.k, (module.rank + magnitudes) * linear.n))
+        Some((module.rank * linear.k * linear.kind.matrices(), (module.rank + magnitudes) * linear.n))
     });
     let (a, b) = sizes.fold((0, 0), |(a, b), (of_a, of_b)| (a.max(of_a), b.max(of_b)));
     4 * (a + b) as u64

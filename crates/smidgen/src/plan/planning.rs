@@ -20,6 +20,7 @@ use crate::plan::phases::{OF_TRAINING, PhaseMemory, plan_phases};
 use crate::plan::profiles::ChosenProfile;
 use crate::plan::rank_layout::RankLayout;
 use crate::plan::shapes::Shape;
+use crate::plan::weight_kinds::{KindOfWeights, kinds_of_weights};
 use crate::rows::data::Data;
 use smidgen_compile::request::Master;
 use smidgen_compile::{Budget, Choice, DecodeShape, Solution, SolveError, Why, smallest_resident};
@@ -49,6 +50,8 @@ pub struct Planned {
     pub keeps_before: bool,
     /// Base weights are trained; otherwise only adapters.
     pub trains_base: bool,
+    /// What is trained and what is frozen.
+    pub kinds: Vec<KindOfWeights>,
     /// What would make it fit.
     pub advice: Vec<String>,
     /// What to know about the plan.
@@ -243,6 +246,7 @@ impl Planned {
             fits,
             keeps_before: false,
             trains_base: !job.request.trained.is_empty(),
+            kinds: kinds_of_weights(&job.request),
             advice,
             notes,
             profile: job.profile.clone(),

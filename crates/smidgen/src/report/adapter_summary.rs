@@ -95,11 +95,18 @@ fn summarize_module(
     module: &AdapterModule,
     original: Option<&OriginalModel>,
 ) -> Result<ModuleSummary, Failure> {
-    let (a, b) = (read_all(&module.a)?, read_all(&module.b)?); // (R, in), (out, R)
-    let a_gram = gram_of_rows(&a, module.rank);
-    let b_gram = gram_of_columns(&b, module.rank);
-    let trace = |gram: &[f64]| (0..module.rank).map(|i| gram[i * module.rank + i]).sum::<f64>().sqrt();
-    let product: f64 = a_gram.iter().zip(&b_gram).map(|(a, b)| a * b).sum();
+    let (a, b) = (read_all(&module.a)?, read_all(&module.b)?); // (E·R, in), (out, R·E)
+    let (rank, experts) = (module.rank, module.experts());
+    let (mut a_squares, mut b_squares, mut product) = (0.0, 0.0, 0.0);
+    for (expert, a) in a.chunks_exact(rank * module.columns()).enumerate() {
+        let rows = b.chunks_exact(rank * experts);
+        let b: Vec<f32> = rows.flat_map(|row| row[expert..].iter().step_by(experts)).copied().collect(); // (out, R)
+        let (a_gram, b_gram) = (gram_of_rows(a, rank), gram_of_columns(&b, rank));
+        let trace = |gram: &[f64]| (0..rank).map(|i| gram[i * rank + i]).sum::<f64>();
+        a_squares += trace(&a_gram);
+        b_squares += trace(&b_gram);
+        product += a_gram.iter().zip(&b_gram).map(|(a, b)| a * b).sum::<f64>();
+    }
     let summarize = |magnitude| summarize_magnitude(module, &read_all(magnitude)?, original);
     let magnitude = module.magnitude.as_ref().map(summarize).transpose()?;
     let fourier = fourier_row(module)?;
@@ -113,8 +120,8 @@ fn summarize_module(
         scale: module.scale,
         shape: [module.rows(), module.columns()],
         parameters: tensors.into_iter().flatten().map(TensorRef::elements).sum::<u64>() + fourier_parameters,
-        a_norm: trace(&a_gram),
-        b_norm: trace(&b_gram),
+        a_norm: a_squares.sqrt(),
+        b_norm: b_squares.sqrt(),
         // Rounding may give a tiny negative sum for a product of zero.
         product_norm: module.scale.abs() * product.max(0.0).sqrt(),
         magnitude,

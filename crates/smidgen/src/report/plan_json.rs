@@ -9,6 +9,7 @@ use super::timeline::draw_timeline;
 use crate::plan::context::pinned_bytes;
 use crate::plan::phases::must_fit;
 use crate::plan::planning::Planned;
+use crate::plan::weight_kinds::KindOfWeights;
 use serde_json::{Map, Value, json};
 use smidgen_compile::Solution;
 use smidgen_ir::Entry;
@@ -56,6 +57,7 @@ pub fn render_json(planned: &Planned) -> Value {
         "efficiency": planned.exchange.filter(|_| speed.is_some()).map(|exchange| exchange.efficiency),
         "trained_parameters": trained.parameters,
         "bytes_per_trained_parameter": trained.bytes_per_parameter(),
+        "weights": planned.kinds.iter().map(KindOfWeights::render_json).collect::<Vec<_>>(),
         "host_memory": planned.host_bytes.map(|needed_bytes| json!({
             "needed_bytes": needed_bytes,
             "shared_bytes": plan.host.shared_bytes,

@@ -9,6 +9,7 @@ use crate::console::colour::{NOTE, bad, good};
 use crate::plan::exchange::Exchange;
 use crate::plan::job::Job;
 use crate::plan::planning::{Planned, Speed};
+use crate::plan::weight_kinds::describe_weights;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::grouped_digits::Grouped;
 use smidgen_ir::{Category, DeviceKind, Extent, Plan, SpaceSize};
@@ -58,6 +59,7 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
         Grouped(trained.parameters),
         trained.bytes_per_parameter()
     ));
+    lines.push(describe_weights(&planned.kinds));
     lines.push(match planned.speed() {
         Some(Speed { step_ms, tokens_per_s }) => {
             let all = if planned.world.is_alone() { "" } else { " of all ranks" };

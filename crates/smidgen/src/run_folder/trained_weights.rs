@@ -187,11 +187,8 @@ fn model_outputs(
                 (output.spec.name, output.spec.shape) = joined.as_fused();
                 return vec![output];
             }
-            let plain = |source: &Weight| match source {
-                Weight::Plain(tensor) => Some(frozen(tensor.name().to_string(), element, source.clone())),
-                _ => None,
-            };
-            return joined.sources().iter().filter_map(plain).collect();
+            let sources = joined.sources().iter();
+            return sources.map(|source| frozen(source.in_file(), element, source.weight.clone())).collect();
         }
         let in_file = original.tensor(&tensor.name).map(|original| original.file_name().to_string());
         let name = in_file.unwrap_or_else(|| tensor.name.clone());

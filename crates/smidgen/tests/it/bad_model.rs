@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 const WEIGHTS: &str = "model/model.safetensors";
 
 /// Header and data of a safetensors file.
-fn split(bytes: &[u8]) -> (Value, Vec<u8>) {
+pub fn split(bytes: &[u8]) -> (Value, Vec<u8>) {
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), bytes[8 + length..].to_vec())
 }
 
-fn join(header: &Value, data: &[u8]) -> Vec<u8> {
+pub fn join(header: &Value, data: &[u8]) -> Vec<u8> {
     let header = header.to_string();
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }

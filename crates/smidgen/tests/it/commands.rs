@@ -126,6 +126,7 @@ fn plan_prints_the_budget_table() {
               micro-batches: 1 per step, up to 100 tokens
               loss: computed in chunks of 77 tokens
               trained: 5,760 parameters, 16.0 bytes each with gradient and optimizer state
+              adapted: attention, feed-forward; frozen: embeddings, norms
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
               run: 6 steps, 3 per epoch: N without evaluations and checkpoints
         "#]],
@@ -189,6 +190,7 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               micro-batches: 1 per step, up to 256 tokens
               loss: computed in chunks of 252 tokens
               trained: 5,760 parameters, 16.0 bytes each with gradient and optimizer state
+              adapted: attention, feed-forward; frozen: embeddings, norms
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
               run: 6 steps: 0.0 s without evaluations and checkpoints
               note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is assumed to have 64 tokens
@@ -245,6 +247,7 @@ fn train_talks_on_stderr() {
               micro-batches: 1 per step, up to 100 tokens
               loss: computed in chunks of 77 tokens
               trained: 5,760 parameters, 16.0 bytes each with gradient and optimizer state
+              adapted: attention, feed-forward; frozen: embeddings, norms
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
               run: 6 steps, 3 per epoch: N without evaluations and checkpoints
               packing: 10 rows in 3 sequences of up to 100 tokens per epoch (73 % full)

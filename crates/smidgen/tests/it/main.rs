@@ -31,6 +31,7 @@ mod importing;
 mod inspecting;
 mod memory;
 mod merging;
+mod mixtures;
 mod moving_memory;
 mod owner;
 mod parity;

@@ -374,7 +374,7 @@ fn gguf_files_of_another_kind() {
     check_gguf(
         rename,
         expect![[r#"
-            error: `FOLDER/model.gguf`: the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, phi3, gemma, gemma2, gemma3, gemma4, smollm3, granite, olmo2, seed_oss, glm4, cohere2, mistral3, muse-glimmer)
+            error: `FOLDER/model.gguf`: the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, phi3, gemma, gemma2, gemma3, gemma4, smollm3, granite, lfm2, olmo2, seed_oss, glm4, cohere2, mistral3, muse-glimmer)
         "#]],
     );
 }

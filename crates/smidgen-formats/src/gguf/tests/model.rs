@@ -526,7 +526,7 @@ fn unsupported_settings_and_tensors_are_named() {
     assert_eq!(
         refused(&sizes("mamba"), &[]),
         "the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, phi3, gemma, gemma2, gemma3, gemma4, \
-         smollm3, granite, olmo2, seed_oss, glm4, cohere2, mistral3, muse-glimmer)"
+         smollm3, granite, lfm2, olmo2, seed_oss, glm4, cohere2, mistral3, muse-glimmer)"
     );
     assert_eq!(
         refused(&sizes("llama"), &["blk.0.attn_qkv.weight", "blk.2.attn_q.weight"]),
