@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List
 
-# Control sequences of colours are not part of a message.
+_ERROR = "error: "
 _HINT = "hint: "
 
 
@@ -17,9 +17,10 @@ class Error(Exception):
 
     def __init__(self, text: str, exit_code: int = 1) -> None:
         super().__init__(text)
-        lines = text.strip().splitlines()
+        lines = [line for line in text.strip().splitlines() if line.strip()]
         self.hints = [line.strip()[len(_HINT):] for line in lines if line.strip().startswith(_HINT)]
-        self.message = "\n".join(line for line in lines if not line.strip().startswith(_HINT))
+        message = "\n".join(line for line in lines if not line.strip().startswith(_HINT))
+        self.message = message[len(_ERROR):] if message.startswith(_ERROR) else message
         self.exit_code = exit_code
 
 

@@ -14,13 +14,18 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from ._errors import Error, Interrupted
 
 #: The program to run, instead of the one that was installed with this package.
 VARIABLE = "SMIDGEN_PROGRAM"
 INTERRUPTED = 130
+
+
+def environment() -> Dict[str, str]:
+    """That of this process, and each message in one line."""
+    return {**os.environ, "COLUMNS": "100000"}
 
 
 def program() -> str:
@@ -76,6 +81,7 @@ def _run(arguments: Sequence[str], stdin: Optional[str]) -> "subprocess.Complete
     return subprocess.run(
         [program(), *arguments], input=stdin, stdin=None if stdin is not None else subprocess.DEVNULL,
         capture_output=True, text=True, encoding="utf-8", errors="replace", check=False,
+        env=environment(),
     )
 
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, TextIO
 
-from ._program import command_line, error, json_output
+from ._program import command_line, environment, error, json_output
 from ._recipes import PathLike, overrides_of, recipe_text, sections_of, with_rows_in_files
 from ._rewards import Reward, RewardServer
 
@@ -157,7 +157,7 @@ def plan(recipe: Optional[PathLike] = None, /, **sections: Any) -> Plan:
                 sections["data"] = {**(data or {}), "train": os.path.join(folder, "rows.jsonl")}
             sections.setdefault("output", os.path.join(folder, "run"))
         asked = _Recipe(recipe, sections, Path(folder))
-        return Plan(json_output(["plan", *asked.arguments(), "--json"], asked.text))
+        return Plan(json_output(["plan", *asked.arguments(), "--json", "--table"], asked.text))
 
 
 def train(
@@ -232,7 +232,7 @@ def _follow(
         command_line([*arguments, "--json", "--rows", *(["--quiet"] if quiet else [])]),
         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace", start_new_session=True,
-        env={**os.environ, **(server.environment() if server is not None else {})},
+        env={**environment(), **(server.environment() if server is not None else {})},
     )
     assert process.stdout is not None and process.stderr is not None
     said: "collections.deque[str]" = collections.deque(maxlen=200)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
 from ._errors import Error
-from ._program import command_line, error
+from ._program import command_line, environment, error
 from ._recipes import PathLike
 from ._runs import Run
 
@@ -54,7 +54,7 @@ class Session:
         self._process = subprocess.Popen(
             command_line(["serve", *arguments, "--port", "0", "--token", "-", "--json"]),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._messages, text=True, encoding="utf-8",
-            start_new_session=True,
+            start_new_session=True, env=environment(),
         )
         # At the latest when this object or the interpreter goes.
         self._end = weakref.finalize(self, _end, self._process, self._messages)

@@ -96,6 +96,8 @@ class Plans(InAFolder):
         with self.assertRaises(smidgen.Error) as raised:
             smidgen.plan(**{**self.recipe, "adapter": {"rnak": 4}})
         self.assertIn("rnak", raised.exception.message)
+        self.assertFalse(raised.exception.message.startswith("error:"))
+        self.assertTrue(any("rank" in hint for hint in raised.exception.hints), raised.exception.hints)
         self.assertEqual(raised.exception.exit_code, 2)
         with self.assertRaises(TypeError):
             smidgen.plan(modle="model")

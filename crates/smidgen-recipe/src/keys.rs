@@ -114,7 +114,7 @@ macro_rules! key {
 
 #[rustfmt::skip]
 pub(crate) static KEYS: &[Key] = &[
-    key!(required model.path, MODEL_PATH, "the base model; paths start at the recipe's folder"),
+    key!(required model.path, MODEL_PATH, "the base model; paths start at the recipe's folder; `plan`, `fit` and `bench` also take short names such as `qwen2.5-7b`"),
     key!(model.base, words::<BaseFormat>(), "storage of the frozen weights on the device; all but as-stored may change results"),
     key!(model.compute, words::<Compute>(), "precision of matmuls and activations; auto = the device's best"),
     //

@@ -33,6 +33,9 @@ pub struct Args {
     /// Print the plan as JSON
     #[arg(long, conflicts_with = "text")]
     json: bool,
+    /// Also put the table into the JSON, for programs that show it
+    #[arg(long, requires = "json", hide = true)]
+    table: bool,
     /// Print every buffer and every step
     #[arg(long)]
     text: bool,
@@ -99,7 +102,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         if let Some(end) = end_of(planned.total_seconds()) {
             json["ends_at"] = json!(end.to_rfc3339());
         }
-        json["table"] = json!(plain(&plan_table::render_table(&job, &planned)));
+        if args.table {
+            json["table"] = json!(plain(&plan_table::render_table(&job, &planned)));
+        }
         print_json(&plan_json::render_text(&json))?;
     } else if let Some((_, other)) = &other {
         print_text(&render_comparison(&facts(&plan_json::render_json(&planned)), other))?;

@@ -496,7 +496,7 @@ fn a_recipe_from_stdin_is_followed_by_its_rows() {
         let recipe = std::fs::File::open(scratch.path("recipe.toml")).unwrap();
         scratch.command(arguments).stdin(recipe).output().unwrap()
     };
-    let plan = with_recipe(&["plan", "-", "--json"]);
+    let plan = with_recipe(&["plan", "-", "--json", "--table"]);
     let plan: Value = serde_json::from_slice(&plan.stdout).unwrap();
     assert!(plan["table"].as_str().unwrap().contains("peak"), "{plan}");
     let ended = with_recipe(&["train", "-", "--rows", "--quiet"]);

@@ -38,7 +38,8 @@ fn looks_like_a_path(word: &str) -> bool {
     let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
     let first = word.split('/').next().unwrap_or(word);
     let rooted = word.contains('/') && FOLDERS.contains(&first);
-    plain && (rooted || [".rs", ".md", ".py"].iter().any(|ending| word.ends_with(ending)))
+    let ends = |ending: &&str| word.ends_with(*ending) && word != *ending;
+    plain && (rooted || [".rs", ".md", ".py"].iter().any(|ending| ends(&ending)))
 }
 
 // ── how they are written ───────────────────────────────────────────────────────────────────────────

@@ -30,7 +30,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "imports and hints",
-        most_lines: 5_525,
+        most_lines: 5_530,
         paths: &[
             "smidgen-recipe/src/foreign.rs",
             "smidgen-recipe/src/import/",
