@@ -88,11 +88,12 @@ fn collect(folder: &Path, documents: &mut Vec<PathBuf>) -> Result<(), SourceErro
             Some("json" | "jsonl" | "ndjson" | "csv" | "tsv" | "parquet") => {
                 return Err(SourceError::RowsAmongDocuments { path: shown() });
             }
-            _ => match converter(&path) {
-                Some(command) => return Err(SourceError::NeedsConverter { path: shown(), command }),
-                // Pictures and the like.
-                None => {}
-            },
+            // Others are pictures and the like.
+            _ => {
+                if let Some(command) = converter(&path) {
+                    return Err(SourceError::NeedsConverter { path: shown(), command });
+                }
+            }
         }
     }
     Ok(())

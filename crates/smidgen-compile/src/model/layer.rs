@@ -34,7 +34,6 @@ pub struct TokenInput {
 
 /// Moves information between tokens.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "most layers have attention, the larger variant")]
 pub enum Mixer {
     Attention(AttentionSpec),
     Recurrent(RecurrentSpec),

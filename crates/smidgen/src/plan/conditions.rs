@@ -118,10 +118,7 @@ impl Conditions {
         let mut best = with_slots(most.slots);
         if best.is_err() {
             // Nothing fits if the smallest caches do not.
-            let leanest = with_slots(1);
-            if leanest.is_err() {
-                return leanest;
-            }
+            with_slots(1)?;
         }
         let mut slots = most.slots;
         // With fewer at the same time nothing is faster than a plan that keeps everything.

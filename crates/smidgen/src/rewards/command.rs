@@ -274,7 +274,8 @@ fn number_in(line: &str) -> Option<f64> {
     number.is_finite().then_some(number)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use super::*;
 

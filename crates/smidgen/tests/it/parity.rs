@@ -19,8 +19,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 const SEED: u64 = 42;
-/// Cases whose tolerances are three times the recorded distance where that is more than usual: in scans transformers rounds to
-/// f32 in both records, and decays make a sum of many tokens of these roundings.
+/// Cases whose tolerances are three times the recorded distance where that is more than usual, and ten times on a GPU, which
+/// sums in another order: in scans transformers rounds to f32 in both records, and decays make a sum of many tokens of these
+/// roundings.
 const COARSE: &[&str] = &[
     "falcon-h1",
     "granite-hybrid",
@@ -155,7 +156,7 @@ fn every_fixture_is_replayed() {
 #[test]
 fn coarse_records_are_listed() {
     let is_coarse = |name: &&&str| {
-        let case = Case::open(name);
+        let case = Case::open(name, "cpu");
         TOLERANCES.iter().any(|(what, usual)| 3.0 * case.distance(what) > *usual)
     };
     assert_eq!(REPLAYED.iter().filter(is_coarse).copied().collect::<Vec<_>>(), COARSE);
@@ -172,8 +173,8 @@ fn every_fixture_is_replayed_on_a_gpu() {
 
 fn replay(name: &str, device: &str) {
     for recompute in [LayerSet::none(), LayerSet::first(1)] {
-        let case = Case::open(name);
-        let job = case.job(device);
+        let case = Case::open(name, device);
+        let job = case.job();
         let Data::Rows(rows) = &job.data else { panic!("the data was not read") };
         let mut replay = Replay::load(&case, &job, rows, recompute);
         // The logits of all rows are for looking at a model, which the CPU does.
@@ -194,16 +195,18 @@ fn fixtures() -> PathBuf {
 
 struct Case {
     folder: PathBuf,
+    device: String,
     expected: Value,
     tensors: SafetensorsFile,
 }
 
 impl Case {
-    fn open(name: &str) -> Case {
+    fn open(name: &str, device: &str) -> Case {
         let folder = fixtures().join(name).canonicalize().unwrap();
         let text = std::fs::read_to_string(folder.join("expected.json")).unwrap();
         let tensors = SafetensorsFile::open(&folder.join("expected.safetensors")).unwrap();
-        Case { expected: serde_json::from_str(&text).unwrap(), folder, tensors }
+        let expected = serde_json::from_str(&text).unwrap();
+        Case { folder, device: device.to_owned(), expected, tensors }
     }
 
     /// The recorded distance between f32 and f64.
@@ -215,10 +218,11 @@ impl Case {
     fn tolerance(&self, what: &str) -> f64 {
         let (_, usual) = TOLERANCES.iter().find(|(name, _)| *name == what).expect("a usual tolerance");
         let is_coarse = self.folder.file_name().is_some_and(|name| COARSE.iter().any(|case| name == *case));
-        if is_coarse { usual.max(3.0 * self.distance(what)) } else { *usual }
+        let times = if self.device == "cpu" { 3.0 } else { 10.0 };
+        if is_coarse { usual.max(times * self.distance(what)) } else { *usual }
     }
 
-    fn job(&self, device: &str) -> Job {
+    fn job(&self) -> Job {
         let mut text = String::new();
         for (section, keys) in self.expected["recipe"].as_object().unwrap() {
             text += &format!("[{section}]\n");
@@ -228,7 +232,7 @@ impl Case {
         }
         text += "[output]\ndir = \"unused\"\n";
         let source = RecipeSource { file: "recipe.toml".into(), folder: self.folder.clone(), text };
-        let on_device = [format!("memory.device={device}")];
+        let on_device = [format!("memory.device={}", self.device)];
         let recipe =
             parse_recipe(&source, &on_device, &self.folder).unwrap_or_else(|errors| panic!("{errors}"));
         Job::prepare(recipe, Purpose::Train).unwrap_or_else(|failure| panic!("{failure}"))

@@ -38,8 +38,8 @@ fn looks_like_a_path(word: &str) -> bool {
     let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
     let first = word.split('/').next().unwrap_or(word);
     let rooted = word.contains('/') && FOLDERS.contains(&first);
-    let ends = |ending: &&str| word.ends_with(*ending) && word != *ending;
-    plain && (rooted || [".rs", ".md", ".py"].iter().any(|ending| ends(&ending)))
+    let ends = |ending: &str| word.ends_with(ending) && word != ending;
+    plain && (rooted || [".rs", ".md", ".py"].into_iter().any(ends))
 }
 
 // ── how they are written ───────────────────────────────────────────────────────────────────────────
