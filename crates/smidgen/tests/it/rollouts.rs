@@ -293,7 +293,7 @@ fn an_evaluation_between_updates_changes_nothing() {
 fn memory_does_not_change_the_divergence_of_kto() {
     let scratch = Scratch::new();
     let row = |number: u64| {
-        let (prompt, answer) = if number % 2 == 0 { (18, 3) } else { (3, 18) };
+        let (prompt, answer) = if number.is_multiple_of(2) { (18, 3) } else { (3, 18) };
         let ids =
             |count: u64, first: u64| (0..count).map(|at| (first + 7 * at + number) % 211).collect::<Vec<_>>();
         json!({"prompt_ids": ids(prompt, 3), "completion_ids": ids(answer, 50), "label": number != 3})
