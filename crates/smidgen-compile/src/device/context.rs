@@ -22,9 +22,10 @@ pub struct Overhead {
 
 impl Overhead {
     /// A process on a CPU. Runs of the set `fit` of `benches/grid.py` (one family, 2 and 4 threads) need about 16 MiB
-    /// outside the arena, and about 20 MiB if text was tokenized; 9.8 to 14.4 MiB of the plan are left.
+    /// outside the arena, and about 20 MiB if text was tokenized; 9.8 to 14.4 MiB of the plan are left. 2 MiB were added for the code of 0.17, without
+    /// which a development build takes 0.2 MiB more than its plan.
     pub const CPU: Overhead =
-        Overhead { fixed_bytes: 16 << 20, thread_bytes: 128 << 10, step_bytes: 1536, margin_bytes: 12 << 20 };
+        Overhead { fixed_bytes: 18 << 20, thread_bytes: 128 << 10, step_bytes: 1536, margin_bytes: 12 << 20 };
 
     /// A GPU with a measured context, including the memory that `cuInit` needs. With these bytes per launch and this margin
     /// the 83 runs of `results/grid-h200.json` were 1.2 to 5.8 MiB below their plans; equal runs differ by a granule of
