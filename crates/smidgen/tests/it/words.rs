@@ -30,7 +30,7 @@ fn held(scratch: &Scratch, arguments: &[&str], code: i32) -> String {
 fn reports_fit_80_columns() {
     let scratch = Scratch::new();
     held(&scratch, &["plan", "recipe.toml"], 0);
-    held(&scratch, &["plan", "recipe.toml", "memory.budget=31MiB", "data.max_tokens=40"], 0);
+    held(&scratch, &["plan", "recipe.toml", "memory.budget=33MiB", "data.max_tokens=40"], 0);
     held(&scratch, &["fit", "recipe.toml"], 0);
     held(&scratch, &["preview", "recipe.toml", "--rows", "0"], 0);
     held(&scratch, &["doctor", "--no-measure"], 0);
