@@ -118,8 +118,8 @@ fn plan_prints_the_budget_table() {
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
               workspace           1.32 MiB
-              context            28.58 MiB   process and data 16.58 MiB, margin 12.00 MiB
-              peak               30.56 MiB   fits, 33.44 MiB to spare (at: forward, lm_head_loss)
+              context            30.58 MiB   process and data 18.58 MiB, margin 12.00 MiB
+              peak               32.56 MiB   fits, 31.44 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit
@@ -182,8 +182,8 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               optimizer          45.00 KiB
               activations         1.03 MiB   256 tokens, recompute 0 of 2 layers
               workspace           1.47 MiB
-              context            28.58 MiB   process and data 16.58 MiB, margin 12.00 MiB
-              peak               31.35 MiB   fits, 32.65 MiB to spare (at: forward, lm_head_loss)
+              context            30.58 MiB   process and data 18.58 MiB, margin 12.00 MiB
+              peak               33.35 MiB   fits, 30.65 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.47 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
               recompute: none, all activations fit
@@ -209,10 +209,10 @@ fn a_plan_that_does_not_fit_is_shown_and_refused() {
         &scratch,
         &ended.stderr,
         expect![[r#"
-            error: the smallest plan needs 30.26 MiB, the budget is 4.00 MiB
+            error: the smallest plan needs 32.26 MiB, the budget is 4.00 MiB
               largest at the peak: workspace of forward, lm_head_loss 1.28 MiB, base weights 184.50 KiB, layers.1.attn.o 10.00 KiB
 
-            hint: `memory.budget = "31MiB"` is the least that fits
+            hint: `memory.budget = "33MiB"` is the least that fits
         "#]],
     );
 }
@@ -239,8 +239,8 @@ fn train_talks_on_stderr() {
               optimizer          45.00 KiB
               activations       399.56 KiB   100 tokens, recompute 0 of 2 layers
               workspace           1.32 MiB
-              context            28.58 MiB   process and data 16.58 MiB, margin 12.00 MiB
-              peak               30.56 MiB   fits, 33.44 MiB to spare (at: forward, lm_head_loss)
+              context            30.58 MiB   process and data 18.58 MiB, margin 12.00 MiB
+              peak               32.56 MiB   fits, 31.44 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.32 MiB, base weights 184.50 KiB, layers.0.attn.o 25.00 KiB, layers.0.attn.q 25.00 KiB
               recompute: none, all activations fit
@@ -251,11 +251,11 @@ fn train_talks_on_stderr() {
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
               run: 6 steps, 3 per epoch: N without evaluations and checkpoints
               packing: 10 rows in 3 sequences of up to 100 tokens per epoch (73 % full)
-            step 1/6  loss X lr 0.00e0 N tok/s mem N/30.56 MiB eta N
-            step 2/6  loss X lr 1.00e-2 N tok/s mem N/30.56 MiB eta N
-            step 4/6  loss X lr 6.00e-3 N tok/s mem N/30.56 MiB eta N
+            step 1/6  loss X lr 0.00e0 N tok/s mem N/32.56 MiB eta N
+            step 2/6  loss X lr 1.00e-2 N tok/s mem N/32.56 MiB eta N
+            step 4/6  loss X lr 6.00e-3 N tok/s mem N/32.56 MiB eta N
             step 4/6  eval_loss X, the best so far
-            step 6/6  loss X lr 2.00e-3 N tok/s mem N/30.56 MiB
+            step 6/6  loss X lr 2.00e-3 N tok/s mem N/32.56 MiB
             step 6/6  eval_loss X, the best so far
             memory: N
             report in `FOLDER/run/report.html`

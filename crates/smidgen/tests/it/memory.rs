@@ -83,9 +83,9 @@ fn a_large_data_set_is_held_once() {
         writeln!(rows, "{{\"input_ids\":[{},{}]}}", row % 211, row * 7 % 211).unwrap();
     }
     scratch.write("data.jsonl", rows);
-    scratch.train_measured("samples", &["train.steps=2"]);
+    scratch.train_measured("samples", &["train.steps=2", "memory.budget=80MiB"]);
     check_phases(&scratch, "a million samples", "samples");
-    scratch.train_measured("tokens", &["train.steps=2", "train.batch_tokens=60"]);
+    scratch.train_measured("tokens", &["train.steps=2", "train.batch_tokens=60", "memory.budget=80MiB"]);
     check_phases(&scratch, "a million samples", "tokens");
 }
 

@@ -61,7 +61,7 @@ fn a_merge_as_json_in_another_type() {
             "bytes": 94464
           },
           "memory_bytes": 33557504,
-          "planned_bytes": 63179776,
+          "planned_bytes": 65276928,
           "measured_bytes": N,
           "logits_difference": null,
           "notes": []

@@ -302,7 +302,7 @@ fn a_run_shrinks_and_grows_at_its_checkpoints() {
     let still = scene.run("still", &pinned, generous(), &[PLENTY]);
     assert_eq!(still.result.unwrap().plans, 1);
     let full = peak(&scene.plan("still"));
-    let less = full - (512 << 10);
+    let less = full - (448 << 10);
     // Looks: before the reservation; after step 4; before the next reservation; after step 8; before the last.
     let account = scene.run("moving", &pinned, generous(), &[PLENTY, less, less, PLENTY]);
     let went = account.result.unwrap();
