@@ -192,6 +192,9 @@ mod tests {
         if model_type.starts_with("deepseek") || model_type == "glm4_moe_lite" {
             config.as_object_mut().unwrap().remove("head_dim");
         }
+        if model_type == "qwen2_moe" {
+            config["shared_expert_intermediate_size"] = json!(48);
+        }
         for (key, value) in more.as_object().expect("an object") {
             config[key] = value.clone();
         }

@@ -180,7 +180,7 @@ fn reference_has_a_row_for_every_key() {
     expect![[r#"
         | key | default | accepts | meaning |
         |---|---|---|---|
-        | `model.path` | required | `hf:org/name`, `pypi:package`, a folder or a .gguf file | the base model; paths start at the recipe's folder |
+        | `model.path` | required | `hf:org/name`, `pypi:package`, a folder or a .gguf file | the base model; paths start at the recipe's folder; `plan`, `fit` and `bench` also take short names such as `qwen2.5-7b` |
         | `model.base` | `"as-stored"` | one of `as-stored`, `f32`, `bf16`, `f16`, `fp8`, `int8`, `nf4`, `nf4-single` | storage of the frozen weights on the device; all but as-stored may change results |
         | `model.compute` | `"auto"` | one of `auto`, `f32`, `bf16`, `f16`, `fp8` | precision of matmuls and activations; auto = the device's best |
         | `adapter.kind` | `"lora"` | one of `lora`, `rslora`, `dora`, `ls-lora`, `full` | what is trained: an adapter, or with `full` the base weights |
