@@ -168,6 +168,9 @@ class Runs(InAFolder):
 
     @unittest.skipUnless(threading.current_thread() is threading.main_thread(), "signals arrive in the main thread")
     def test_ctrl_c_saves_and_raises(self):
+        # Python leaves it ignored where it was, as in background jobs of scripts.
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+
         def press(row):
             if row["step"] == 1:
                 threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
